@@ -1,0 +1,166 @@
+"""The frozen results of a comparison: arm, cell, decision, run. Filled by policy/, told by report/.
+
+Every number is derived from raw counts in the run directory; None means "not observed" and a reason
+stands beside it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from spectune.records import Cell, Fingerprint, Interval, SpecConfig, Status
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Acceptance:
+    """Acceptance of one arm, pooled over steps. `reason` says why a value is None."""
+
+    num_steps: int
+    num_proposed: int
+    num_verified: int
+    num_accepted: int
+    acceptance_length: float | None
+    reason: str | None
+    acceptance_length_per_request: float | None
+    survival: tuple[float, ...]
+    conditional_acceptance: tuple[float | None, ...]
+    depth_acceptance_rate: float | None  # accepted / (steps * D): named apart for trees
+    draft_acceptance_rate: float | None  # accepted / verified; for trees this is node utilisation
+    zero_accept_share: float | None
+    proposed_per_step: float | None
+    alpha: float | None  # right-censored MLE: accepted / (accepted + rejections)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spread:
+    """Mean and percentiles of a duration in seconds over `n` observations."""
+
+    n: int
+    mean: float
+    p50: float
+    p90: float
+    p99: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Latency:
+    tpot_s: Spread | None
+    ttft_s: Spread | None
+    inter_chunk_s: Spread | None
+    e2e_s: Spread | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rounds:
+    """Full-batch decode rounds of an arm: mean seconds by part, and tokens per sequence and round."""
+
+    num_rounds: int
+    draft_s: float
+    verify_s: float
+    other_s: float
+    tokens_per_sequence: float
+    round_tpot_s: float  # round time / tokens per sequence
+
+    @property
+    def total_s(self) -> float:
+        return self.draft_s + self.verify_s + self.other_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prediction:
+    """Theory beside measurement. Times from the calibration prompts, acceptance from the first half
+    of the blocks, measurement from the second half: never circular."""
+
+    predicted_tpot_s: float | None
+    measured_tpot_s: float | None
+    residual_fraction: float | None  # measured / predicted - 1
+    predicted_speedup: float | None
+    ideal_speedup: float | None  # Leviathan Thm 3.8 from alpha and c
+    draft_cost_ratio: float | None  # c: one draft step / one plain step
+    break_even_acceptance_length: float | None  # round time / plain round time
+    floor_tpot_s: float | None  # bytes / measured read bandwidth / acceptance length
+    floor_share: float | None  # floor / measured, 0..1
+    waterfall: tuple[tuple[str, float], ...] = ()  # log-speedup by part: acceptance, verify, draft, other, residual
+    reason: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArmSummary:
+    """One configuration in one cell, over one scope ("all" or a category)."""
+
+    config: SpecConfig
+    scope: str
+    status: Status
+    reason: str | None = None
+    num_requests: int = 0
+    num_failed: int = 0
+    output_tokens: int = 0
+    output_tokens_per_s: float | None = None
+    reached_batch: float | None = None
+    peak_memory_bytes: int | None = None
+    acceptance: Acceptance | None = None
+    latency: Latency | None = None
+    rounds: Rounds | None = None
+    speedup: Interval | None = None
+    speedup_basis: str | None = None  # "paired blocks", "paired requests", "pooled round time"
+    prediction: Prediction | None = None
+    point_ids: tuple[str, ...] = ()
+    cautions: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """What to run in a cell. `verdict` is "on", "off" or "no data"."""
+
+    verdict: str
+    chosen: SpecConfig
+    reason: str
+    speedup: Interval | None = None
+    runner_up: SpecConfig | None = None
+    runner_up_reason: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CellComparison:
+    """All arms of one cell over one scope, off first, with the decision."""
+
+    cell: Cell
+    scope: str
+    arms: tuple[ArmSummary, ...]
+    decision: Decision
+
+    def arm(self, config: SpecConfig) -> ArmSummary:
+        return next(arm for arm in self.arms if arm.config == config)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failure:
+    """A point that gave no result, with the end of what it said."""
+
+    label: str
+    status: Status
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunSummary:
+    """Everything that report, CSV, policy and gate read from a run."""
+
+    schema_version: int
+    run_name: str
+    outcome: str  # "speculate", "do not speculate", "depends on load", "depends on workload", "no data"
+    verdict: str  # one or two sentences for people, with the numbers
+    is_simulated: bool
+    fingerprint: Fingerprint | None
+    cells: tuple[CellComparison, ...]  # scope "all"
+    categories: tuple[CellComparison, ...]  # scope = category
+    failures: tuple[Failure, ...]
+    pruned: tuple[tuple[str, str], ...]  # (point label, reason) never launched
+    policy: dict[str, Any] | None
+    commands: dict[str, str]  # engine -> text to paste
+    advice: tuple[str, ...]
+    cautions: tuple[str, ...]
+    workload: dict[str, Any]
+    provenance: dict[str, Any]
+    definitions: dict[str, str] = field(default_factory=dict)
