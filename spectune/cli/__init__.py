@@ -1,0 +1,1 @@
+"""This talks to people: the only place that parses, prints and exits."""

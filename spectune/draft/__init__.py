@@ -1,0 +1,1 @@
+"""This proposes the draft tokens behind the engine's one protocol."""

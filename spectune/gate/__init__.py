@@ -1,0 +1,1 @@
+"""This guards a deployment against regressions."""

@@ -1,0 +1,1 @@
+"""This measures the arms of a cell in turn and notes every doubt."""

@@ -1,0 +1,1 @@
+"""This counts: one pure function a metric, its docstring the formula."""

@@ -1,0 +1,1 @@
+"""This decides on or off per cell and writes what an engine executes."""

@@ -1,0 +1,1 @@
+"""This replays a trace to count the acceptance of every configuration."""

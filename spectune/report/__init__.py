@@ -1,0 +1,1 @@
+"""This tells the result: tables, charts and one self-contained page."""

@@ -1,0 +1,1 @@
+"""This explains the measured numbers with arithmetic only."""

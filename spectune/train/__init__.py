@@ -1,0 +1,1 @@
+"""This teaches the draft head from the target's own text."""

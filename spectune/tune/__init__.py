@@ -1,0 +1,1 @@
+"""This searches the space of speculative configurations."""

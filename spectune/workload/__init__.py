@@ -1,0 +1,1 @@
+"""This asks: it reads, samples and names the prompts."""
