@@ -106,9 +106,7 @@ class SpecConfig:
     @classmethod
     def chain(cls, method: str, num_tokens: int, **kwargs: Any) -> SpecConfig:
         """A chain of `num_tokens` drafts."""
-        return cls(
-            method=method, num_steps=num_tokens, topk=1, num_draft_tokens=num_tokens + 1, **kwargs
-        )
+        return cls(method=method, num_steps=num_tokens, topk=1, num_draft_tokens=num_tokens + 1, **kwargs)
 
     @property
     def is_off(self) -> bool:
@@ -497,9 +495,7 @@ class Backend(Protocol):
 class Chooser(Protocol):
     """Picks the configuration of the next round."""
 
-    def choose(
-        self, *, batch_size: int, context_tokens: int, acceptance_ema: float | None
-    ) -> SpecConfig: ...
+    def choose(self, *, batch_size: int, context_tokens: int, acceptance_ema: float | None) -> SpecConfig: ...
 
 
 class Measure(Protocol):

@@ -81,7 +81,8 @@ class Prediction:
     break_even_acceptance_length: float | None  # round time / plain round time
     floor_tpot_s: float | None  # bytes / measured read bandwidth / acceptance length
     floor_share: float | None  # floor / measured, 0..1
-    waterfall: tuple[tuple[str, float], ...] = ()  # log-speedup by part: acceptance, verify, draft, other, residual
+    # log-speedup by part: acceptance, verify, draft, other, residual
+    waterfall: tuple[tuple[str, float], ...] = ()
     reason: str | None = None
 
 
