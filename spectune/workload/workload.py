@@ -1,0 +1,63 @@
+"""The noun of this package: the prompts of a run, what was left out of them, and their digest."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from spectune.records import Prompt
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workload:
+    """Prompts ready to measure, in the order in which they are asked.
+
+    `calibration` prompts are for warm-up and timing only and never equal a measured one.
+    `dropped` holds one line a row that was read but cannot be asked, with file, line and reason.
+    `num_rows` = len(dropped) + num_filtered + num_available, and at most `num_requested` of the
+    available prompts are taken. Prompts are never repeated here.
+    """
+
+    name: str
+    prompts: tuple[Prompt, ...]
+    digest: str
+    calibration: tuple[Prompt, ...] = ()
+    dropped: tuple[str, ...] = ()
+    num_rows: int = 0
+    num_filtered: int = 0  # rows of categories that were not asked for
+    num_available: int = 0
+    num_requested: int | None = None
+    ignored_keys: tuple[str, ...] = ()  # columns that spectune does not read
+    source: Path | None = None
+
+    @property
+    def categories(self) -> dict[str, int]:
+        """Number of measured prompts by category, names sorted."""
+        return dict(sorted(Counter(prompt.category for prompt in self.prompts).items()))
+
+    @property
+    def accounting(self) -> str:
+        """One sentence in which every row of the file is found again."""
+        requested = "all" if self.num_requested is None else str(self.num_requested)
+        return (
+            f"{self.name}: {requested} prompts requested, {self.num_rows} rows read, "
+            f"{len(self.dropped)} dropped, {self.num_filtered} of other categories, "
+            f"{len(self.prompts)} used, 0 repeated"
+        )
+
+
+def workload_digest(prompts: Iterable[Prompt]) -> str:
+    """sha256 over one canonical JSON line a prompt, in order: category, system, turns, max_tokens.
+
+    Ids, file names, encodings and the shape of the file do not enter: the same questions in another
+    shape are the same workload.
+    """
+    digest = hashlib.sha256()
+    for prompt in prompts:
+        row = [prompt.category, prompt.system, list(prompt.turns), prompt.max_tokens]
+        digest.update(json.dumps(row, ensure_ascii=False).encode() + b"\n")
+    return digest.hexdigest()
