@@ -1,0 +1,123 @@
+"""Throughput of requests, and time per token of full-batch rounds."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from spectune.errors import UsageError
+from spectune.metrics.latency import is_success
+from spectune.records import RequestRecord, RoundRecord
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundTotals:
+    """Full-batch decode rounds: mean seconds of a round by part, and what they emitted.
+
+    `sequences` is Σ batch size over the rounds; `tokens_per_sequence` = emitted / sequences.
+    """
+
+    num_rounds: int
+    sequences: int
+    num_emitted: int
+    draft_s: float
+    verify_s: float
+    other_s: float
+    tokens_per_sequence: float
+
+    @property
+    def total_s(self) -> float:
+        """Mean seconds of one round."""
+        return self.draft_s + self.verify_s + self.other_s
+
+    @property
+    def duration_s(self) -> float:
+        """Seconds of all rounds together."""
+        return self.total_s * self.num_rounds
+
+    @property
+    def round_tpot_s(self) -> float:
+        """Mean round seconds / tokens per sequence and round."""
+        return self.total_s / self.tokens_per_sequence
+
+
+def round_tpot(rounds: Sequence[RoundRecord], batch_size: int) -> RoundTotals | None:
+    """Time per token where the batch is full: only decode rounds with at least `batch_size` sequences.
+
+    Prefill and the draining tail are left out, so arms are compared at the load that was asked for.
+    None where no such round emitted a token.
+    """
+    full = [r for r in rounds if r.kind == "decode" and r.batch_size >= batch_size]
+    emitted = sum(r.num_emitted for r in full)
+    if emitted == 0:
+        return None
+    sequences = sum(r.batch_size for r in full)
+    return RoundTotals(
+        num_rounds=len(full),
+        sequences=sequences,
+        num_emitted=emitted,
+        draft_s=math.fsum(r.draft_s for r in full) / len(full),
+        verify_s=math.fsum(r.verify_s for r in full) / len(full),
+        other_s=math.fsum(r.other_s for r in full) / len(full),
+        tokens_per_sequence=emitted / sequences,
+    )
+
+
+def reached_batch(rounds: Sequence[RoundRecord]) -> float | None:
+    """Mean batch size of decode rounds weighted by their time; None without any.
+
+    What a random moment of decoding sees, the draining tail included.
+    """
+    decode = [r for r in rounds if r.kind == "decode"]
+    seconds = math.fsum(r.total_s for r in decode)
+    if not decode or seconds <= 0:
+        return None
+    return math.fsum(r.batch_size * r.total_s for r in decode) / seconds
+
+
+def output_throughput(requests: Sequence[RequestRecord], duration_s: float) -> float | None:
+    """Σ output tokens of successful requests / duration, tokens/s; None if none succeeded."""
+    if not duration_s > 0:
+        raise UsageError(f"duration of {duration_s} s is not positive")
+    succeeded = [request for request in requests if is_success(request)]
+    if not succeeded:
+        return None
+    return sum(request.num_output_tokens for request in succeeded) / duration_s
+
+
+def chunk_tokens(request: RequestRecord) -> tuple[int, ...] | None:
+    """Tokens in each stream chunk: one for the first, then what each step emitted.
+
+    None where chunks and steps do not pair up: weights are not guessed.
+    """
+    weights = (1, *(step.num_emitted for step in request.steps))
+    if len(request.chunk_s) != len(weights) or sum(weights) != request.num_output_tokens:
+        return None
+    return weights
+
+
+def peak_throughput(requests: Sequence[RequestRecord], *, bucket_s: float = 1.0) -> float | None:
+    """Most tokens/s in equal buckets of about `bucket_s` between first arrival and last chunk.
+
+    Every chunk weighs its tokens, and the buckets tile the span, so the peak is never below the mean
+    of the same span. None where the tokens of a chunk are unknown.
+    """
+    events: list[tuple[float, int]] = []
+    succeeded = [request for request in requests if is_success(request)]
+    for request in succeeded:
+        weights = chunk_tokens(request)
+        if weights is None:
+            return None
+        events.extend(zip(request.chunk_s, weights, strict=True))
+    if not events:
+        return None
+    start = min(request.arrival_s for request in succeeded)
+    span = max(time for time, _ in events) - start
+    if span <= 0:
+        return None
+    num_buckets = max(1, math.floor(span / bucket_s))
+    buckets = [0] * num_buckets
+    for time, tokens in events:
+        buckets[min(num_buckets - 1, int((time - start) / span * num_buckets))] += tokens
+    return max(buckets) * num_buckets / span
