@@ -1,1 +1,1 @@
-"""This measures the arms of a cell in turn and notes every doubt."""
+"""MEASURE: requests of a cell, interleaved arms, the judgement of a point, cautions."""

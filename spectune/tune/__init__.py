@@ -1,1 +1,1 @@
-"""This searches the space of speculative configurations."""
+"""SEARCH: the space of configurations, the plan of a sweep, the sweep itself."""

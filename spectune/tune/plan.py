@@ -1,0 +1,179 @@
+"""The plan of a sweep: which arms in which cells on which prompts. Planning launches nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from spectune.errors import UsageError
+from spectune.measure.requests import num_blocks
+from spectune.records import Backend, Capabilities, Cell, Method, Point, Sampling, SpecConfig
+from spectune.tune.space import Pruned
+
+if TYPE_CHECKING:
+    from spectune.workload.workload import Workload
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SweepPlan:
+    """Arms x cells x repeats. Every cell runs every arm, `off` first, on the same prompts."""
+
+    workload: Workload
+    configs: tuple[SpecConfig, ...]
+    cells: tuple[Cell, ...]
+    sampling: Sampling
+    num_prompts: int
+    min_blocks: int = 4
+    repeats: int = 1
+    pruned: Pruned = ()
+    context_text: str = ""
+
+    @property
+    def points(self) -> tuple[Point, ...]:
+        """Cell by cell, repeat by repeat, arm by arm."""
+        return tuple(
+            self.point(config, cell, repeat)
+            for cell in self.cells
+            for repeat in range(self.repeats)
+            for config in self.configs
+        )
+
+    def point(self, config: SpecConfig, cell: Cell, repeat: int) -> Point:
+        return Point(
+            config=config,
+            cell=cell,
+            workload_hash=self.workload.digest,
+            sampling=replace(self.sampling, temperature=cell.temperature),
+            repeat=repeat,
+        )
+
+    def num_blocks(self, cell: Cell) -> int:
+        """Blocks of `cell.batch_size` requests that each arm of the cell decodes per repeat."""
+        return num_blocks(cell.batch_size, num_prompts=self.num_prompts, min_blocks=self.min_blocks)
+
+    @property
+    def num_requests(self) -> int:
+        """Requests of the whole sweep, calibration not counted."""
+        per_arm = sum(self.num_blocks(cell) * cell.batch_size for cell in self.cells)
+        return per_arm * len(self.configs) * self.repeats
+
+
+def plan_sweep(
+    backend: Backend,
+    workload: Workload,
+    configs: Sequence[SpecConfig],
+    *,
+    batch_sizes: Sequence[int],
+    context_tokens: Sequence[int] = (0,),
+    temperatures: Sequence[float] = (0.0,),
+    sampling: Sampling | None = None,
+    num_prompts: int | None = None,
+    min_blocks: int = 4,
+    repeats: int = 1,
+    pruned: Pruned = (),
+    context_text: str = "",
+) -> SweepPlan:
+    """The plan that `backend` can run; what it cannot run joins `pruned` with the reason.
+
+    `num_prompts` (requests per arm, cell and repeat) defaults to the size of the workload.
+    """
+    _check_axes(batch_sizes, context_tokens, temperatures, num_prompts, min_blocks, repeats)
+    if not workload.prompts:
+        raise UsageError(f"workload {workload.name} holds no prompts")
+    if any(context_tokens) and not context_text:
+        raise UsageError(f"--context-tokens {max(context_tokens)} needs text to fill the context with")
+    capabilities = backend.capabilities()
+    kept, refused = _split_configs(configs, capabilities)
+    cells, too_large = _cells(batch_sizes, context_tokens, temperatures, capabilities)
+    return SweepPlan(
+        workload=workload,
+        configs=kept,
+        cells=cells,
+        sampling=sampling or Sampling(),
+        num_prompts=len(workload.prompts) if num_prompts is None else num_prompts,
+        min_blocks=min_blocks,
+        repeats=repeats,
+        pruned=(*pruned, *refused, *too_large),
+        context_text=context_text,
+    )
+
+
+def _check_axes(
+    batch_sizes: Sequence[int],
+    context_tokens: Sequence[int],
+    temperatures: Sequence[float],
+    num_prompts: int | None,
+    min_blocks: int,
+    repeats: int,
+) -> None:
+    axes: tuple[tuple[str, Sequence[float], int], ...] = (
+        ("--batch-size", batch_sizes, 1),
+        ("--context-tokens", context_tokens, 0),
+        ("--temperature", temperatures, 0),
+        ("--num-prompts", () if num_prompts is None else (num_prompts,), 1),
+        ("--min-blocks", (min_blocks,), 1),
+        ("--repeats", (repeats,), 1),
+    )
+    for flag, values, least in axes:
+        if not values and flag != "--num-prompts":
+            raise UsageError(f"{flag} needs at least one value")
+        for value in values:
+            if not value >= least:
+                raise UsageError(f"{flag} {value:g} is below {least}")
+
+
+def _split_configs(
+    configs: Sequence[SpecConfig], capabilities: Capabilities
+) -> tuple[tuple[SpecConfig, ...], Pruned]:
+    kept: dict[SpecConfig, None] = {SpecConfig.off(): None}
+    refused: list[tuple[str, str]] = []
+    for config in configs:
+        reason = _refusal(config, capabilities)
+        if reason is None:
+            kept[config] = None
+        else:
+            refused.append((config.label, reason))
+    candidates = [config for config in configs if not config.is_off]
+    if candidates and len(kept) == 1:
+        label, reason = refused[0]
+        raise UsageError(f"backend {capabilities.name} can run none of the candidates: {label}: {reason}")
+    return tuple(kept), tuple(refused)
+
+
+def _refusal(config: SpecConfig, capabilities: Capabilities) -> str | None:
+    if config.is_off:
+        return None
+    if config.method not in capabilities.methods:
+        return f"backend {capabilities.name} has no method {config.method}"
+    if config.is_tree and not capabilities.has_trees:
+        return f"backend {capabilities.name} verifies chains only, topk {config.topk} is a tree"
+    needs_head = config.method == Method.EAGLE3 and not capabilities.is_simulated
+    if needs_head and config.draft_model is None:
+        raise UsageError(
+            "method eagle3 needs --draft-model", hint="the directory of an EAGLE-3 head, or --method ngram"
+        )
+    return None
+
+
+def _cells(
+    batch_sizes: Sequence[int],
+    context_tokens: Sequence[int],
+    temperatures: Sequence[float],
+    capabilities: Capabilities,
+) -> tuple[tuple[Cell, ...], Pruned]:
+    largest = capabilities.max_batch_size
+    cells: dict[Cell, None] = {}
+    too_large: dict[str, str] = {}
+    for temperature in temperatures:
+        for context in context_tokens:
+            for batch_size in batch_sizes:
+                cell = Cell(batch_size=batch_size, context_tokens=context, temperature=temperature)
+                if largest is not None and batch_size > largest:
+                    too_large[cell.label] = f"backend {capabilities.name} decodes at most {largest} together"
+                else:
+                    cells[cell] = None
+    if not cells:
+        label, reason = next(iter(too_large.items()))
+        raise UsageError(f"no cell can run: {label}: {reason}")
+    return tuple(cells), tuple(too_large.items())
