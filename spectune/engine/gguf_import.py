@@ -228,6 +228,7 @@ def _save(weights: dict[str, torch.Tensor], path: Path) -> None:
     from safetensors.torch import save_file
 
     save_file({name: tensor.contiguous() for name, tensor in weights.items()}, path, {"format": "pt"})
+    path.chmod(0o644)  # save_file leaves the file readable by its owner only
 
 
 # Tokenizer ---------------------------------------------------------------------------------------
