@@ -1,0 +1,131 @@
+"""From settings to what a sweep runs on: workload, backend, plan, and an estimate of its time."""
+
+from __future__ import annotations
+
+from importlib import resources
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from spectune.cli.console import say
+from spectune.errors import UsageError
+
+if TYPE_CHECKING:
+    from spectune.cli.sweep_options import SweepOptions
+    from spectune.records import Backend, Cell
+    from spectune.tune.plan import SweepPlan
+    from spectune.workload.workload import Workload
+
+# One plain round of the default target on two cores: measured at batch 1 and 16, linear between.
+ROUND_S = 0.025
+ROUND_PER_SEQUENCE_S = 0.0018
+# An average speculative round costs more and yields more; the product was close to a plain token.
+START_S = 15.0
+
+
+def read_workload(options: SweepOptions) -> Workload:
+    """The prompts, with one sentence on what was left out."""
+    from spectune.workload.read import load_workload
+
+    if options.workload and options.dataset_path:
+        raise UsageError(f"--workload {options.workload} and --dataset-path {options.dataset_path}: give one")
+    workload = load_workload(
+        options.dataset_path or options.workload,
+        categories=options.categories or None,
+        num_prompts=options.num_prompts,
+        seed=options.seed,
+    )
+    say(workload.accounting)
+    return workload
+
+
+def open_backend(options: SweepOptions) -> Backend:
+    """The backend that the settings name."""
+    from spectune.backend import create_backend
+
+    return create_backend(options.backend, **_backend_options(options))
+
+
+def _backend_options(options: SweepOptions) -> dict[str, Any]:
+    if options.backend == "simulated":
+        return {"truth": options.simulated_truth, "seed": options.seed}
+    return {
+        "model": options.model,
+        "draft_model": head_of(options),
+        "load_format": options.load_format,
+        "dtype": options.dtype,
+        "device": options.device,
+        "progress": say,
+    }
+
+
+def head_of(options: SweepOptions) -> str | None:
+    """The draft head: the given one, or the shipped one for the default target; None for no eagle3."""
+    if options.backend == "simulated" or "eagle3" not in options.method:
+        return options.draft_model
+    if options.draft_model is None and options.model is None:
+        return shipped_head()
+    if options.draft_model is None:
+        raise UsageError(
+            f"--method eagle3 on --model {options.model} needs --draft-model",
+            hint="give the directory of an EAGLE-3 head for this target, or use --method ngram",
+        )
+    if not Path(options.draft_model).is_dir():
+        raise UsageError(f"--draft-model {options.draft_model} is not a directory")
+    return options.draft_model
+
+
+def shipped_head() -> str:
+    """Directory of the EAGLE-3 head for the default target that comes with spectune."""
+    root = Path(str(resources.files("spectune"))) / "heads"
+    found = sorted(path.parent for path in root.rglob("config.json")) if root.is_dir() else []
+    if not found:
+        raise UsageError(
+            "no EAGLE-3 head is installed for the default target",
+            hint="train one: spectune train eagle3 --output-dir head, then --draft-model head",
+        )
+    return str(found[0])
+
+
+def plan_of(options: SweepOptions, workload: Workload, backend: Backend) -> SweepPlan:
+    """Arms, cells and repeats, with what was pruned and why."""
+    from spectune.records import Sampling
+    from spectune.tune.plan import plan_sweep
+    from spectune.tune.space import build_space
+    from spectune.workload.context import context_text
+
+    configs, pruned = build_space(
+        options.method,
+        options.num_tokens,
+        options.topk,
+        options.num_draft_tokens,
+        draft_model=head_of(options),
+    )
+    return plan_sweep(
+        backend,
+        workload,
+        configs,
+        batch_sizes=options.batch_size,
+        context_tokens=options.context,
+        temperatures=options.temperature,
+        sampling=Sampling(
+            top_k=options.top_k,
+            top_p=options.top_p,
+            min_p=options.min_p,
+            seed=options.seed,
+            max_tokens=options.max_tokens,
+            ignore_eos=options.ignore_eos,
+        ),
+        num_prompts=options.num_prompts,
+        repeats=options.num_runs,
+        pruned=pruned,
+        context_text=context_text(workload) if any(options.context) else "",
+    )
+
+
+def work_s(plan: SweepPlan) -> float:
+    """Estimated seconds for the default target on two cores: blocks times rounds times round time."""
+    return START_S + sum(_block_s(plan, point.cell) * plan.num_blocks(point.cell) for point in plan.points)
+
+
+def _block_s(plan: SweepPlan, cell: Cell) -> float:
+    return plan.sampling.max_tokens * (ROUND_S + ROUND_PER_SEQUENCE_S * cell.batch_size)

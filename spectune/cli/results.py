@@ -1,0 +1,64 @@
+"""A run's results: summarised from the raw counts, saved beside them, shown."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from spectune.cli.console import print_json, say
+from spectune.cli.policy import POLICY_FILE
+from spectune.cli.report import REPORT_FILE
+from spectune.cli.tables import print_verdict
+
+if TYPE_CHECKING:
+    from spectune.policy.comparison import RunSummary
+    from spectune.store import RunStore
+
+DONE = 0
+NOTHING_USABLE = 1
+DONE_WITH_FAILURES = 7
+
+
+def read_summary(run: Path) -> RunSummary:
+    """The summary of a stored run, computed again from its raw counts."""
+    from spectune.policy.summary import summarize
+    from spectune.store import RunStore
+
+    return summarize(RunStore.open(run))
+
+
+def summary_document(summary: RunSummary) -> dict[str, Any]:
+    """The summary as strict JSON, vLLM's names beside ours."""
+    from spectune.policy.export import summary_dict
+
+    return summary_dict(summary)
+
+
+def save_results(store: RunStore, summary: RunSummary) -> Path:
+    """summary.json, summary.csv, policy.json and report.html in the run directory; returns the page."""
+    from spectune.policy.export import summary_csv
+    from spectune.report.html import write_report
+
+    store.write_json("summary.json", summary_document(summary))
+    store.write_text("summary.csv", summary_csv(summary))
+    if summary.policy is not None:
+        store.write_json(POLICY_FILE, summary.policy)
+    page = store.path / REPORT_FILE
+    write_report(summary, page)
+    return page
+
+
+def show_results(summary: RunSummary, page: Path, *, as_json: bool) -> None:
+    """The verdict table and where the page is; with --json the summary alone on stdout."""
+    if as_json:
+        print_json(summary_document(summary))
+    else:
+        print_verdict(summary)
+    say(f"report: {page}")
+
+
+def exit_code(summary: RunSummary) -> int:
+    """0 done, 1 nothing usable, 7 done with failed points."""
+    if summary.outcome == "no data":
+        return NOTHING_USABLE
+    return DONE_WITH_FAILURES if summary.failures else DONE

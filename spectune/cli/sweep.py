@@ -1,0 +1,154 @@
+"""`spectune sweep`: plan, measure, decide, show."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from spectune.cli.config import read_config
+from spectune.cli.console import duration, keep_log_in, print_json, say
+from spectune.cli.options import as_text, parse_settings, settings_of, with_flags
+from spectune.cli.sweep_options import QUICK, SweepOptions
+from spectune.errors import UsageError
+
+if TYPE_CHECKING:
+    from spectune.tune.plan import SweepPlan
+
+INTERRUPTED = 130
+
+
+@with_flags(SweepOptions)
+def sweep(
+    *,
+    config: Annotated[
+        Path | None, typer.Option("--config", help="Settings from a spectune.yaml; flags override it.")
+    ] = None,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="A small grid for a first answer in minutes.")
+    ] = False,
+    resume: Annotated[
+        Path | None, typer.Option("--resume", help="Complete this run directory with its own settings.")
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and stop.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON on stdout.")] = False,
+    **flags: Any,
+) -> None:
+    """Measure decoding with and without speculation, decide what to run at which load, and report.
+
+    Every arm decodes the same prompts as plain decoding, in turn with it. The verdict may be not to
+    speculate.
+    """
+    options = stored_settings(resume, flags) if resume else read_settings(flags, config, quick=quick)
+    raise typer.Exit(run_sweep_command(options, resume, dry_run=dry_run, as_json=as_json))
+
+
+def run_sweep_command(options: SweepOptions, resume: Path | None, *, dry_run: bool, as_json: bool) -> int:
+    """The whole sweep; returns the exit code."""
+    from spectune.cli.inputs import open_backend, plan_of, read_workload, work_s
+    from spectune.cli.progress import sweep_progress
+    from spectune.cli.results import exit_code, save_results, show_results
+    from spectune.policy.summary import summarize
+    from spectune.tune.sweep import resume_run, run_sweep, start_run
+
+    workload = read_workload(options)
+    backend = open_backend(options)
+    plan = plan_of(options, workload, backend)
+    if dry_run:
+        show_plan(plan, options, as_json=as_json)
+        return 0
+    config = asdict(options)
+    path = resume or run_directory(options)
+    store = (
+        resume_run(path, plan, backend)
+        if resume
+        else start_run(path, plan, backend, argv=sys.argv, config=config)
+    )
+    with resumable(path), keep_log_in(path):
+        with sweep_progress(work_s(plan)) as progress:
+            run_sweep(plan, backend, store, progress)
+        summary = summarize(store)
+        page = save_results(store, summary)
+    show_results(summary, page, as_json=as_json)
+    return exit_code(summary)
+
+
+def read_settings(flags: dict[str, Any], config: Path | None, *, quick: bool) -> SweepOptions:
+    """Flags over the file over --quick over defaults."""
+    from_file, places = read_config(config) if config else ({}, {})
+    given = {name: value for name, value in flags.items() if value is not None}
+    places = {name: place for name, place in places.items() if name not in given}
+    options: SweepOptions = parse_settings(
+        SweepOptions, QUICK if quick else {}, from_file, given, sources=places
+    )
+    return options
+
+
+def stored_settings(run: Path, flags: dict[str, Any]) -> SweepOptions:
+    """The settings that a run was started with; other ones would make it another run."""
+    from spectune.store import RunStore
+
+    if given := [name for name, value in flags.items() if value is not None]:
+        flag = settings_of(SweepOptions)[given[0]].flags[0]
+        raise UsageError(
+            f"--resume {run} keeps the settings of that run, {flag} cannot change them",
+            hint=f"spectune sweep --resume {run}",
+        )
+    options: SweepOptions = parse_settings(SweepOptions, RunStore.open(run).manifest["config"])
+    return options
+
+
+def run_directory(options: SweepOptions) -> Path:
+    """--output-dir, or runs/<date-time>."""
+    return Path(options.output_dir or f"runs/{datetime.now():%Y-%m-%d-%H%M%S}")
+
+
+@contextmanager
+def resumable(path: Path) -> Iterator[None]:
+    """An interrupt inside says how to go on."""
+    try:
+        yield
+    except KeyboardInterrupt as interrupt:
+        say(f"interrupted: everything measured so far is in {path}")
+        say(f"go on with: spectune sweep --resume {path}")
+        raise typer.Exit(INTERRUPTED) from interrupt
+
+
+def show_plan(plan: SweepPlan, options: SweepOptions, *, as_json: bool) -> None:
+    """Arms, cells, requests, what was pruned, and how long it takes."""
+    from spectune.cli.inputs import work_s
+
+    # Only the default target on the CPU has been timed.
+    is_timed = options.backend == "reference" and options.model is None and options.device == "cpu"
+    estimate_s = work_s(plan) if is_timed else None
+    arms = [config.label for config in plan.configs]
+    cells = [cell.label for cell in plan.cells]
+    if as_json:
+        print_json(
+            {
+                "points": len(plan.points),
+                "arms": arms,
+                "cells": cells,
+                "repeats": plan.repeats,
+                "requests": plan.num_requests,
+                "pruned": [{"point": label, "reason": reason} for label, reason in plan.pruned],
+                "estimated_s": estimate_s,
+            }
+        )
+        return
+    print(f"{len(plan.points)} points: {len(arms)} arms x {len(cells)} cells x {as_text(plan.repeats)} runs")
+    print(f"arms: {', '.join(arms)}")
+    print(f"cells: {'; '.join(cells)}")
+    print(f"requests: {plan.num_requests}, at most {plan.sampling.max_tokens} tokens each")
+    for label, reason in plan.pruned:
+        print(f"pruned: {label}: {reason}")
+    if estimate_s is None:
+        print("estimated time: not known for this backend, target and device")
+    else:
+        print(f"estimated time: about {duration(estimate_s)} on two cores")

@@ -1,0 +1,101 @@
+"""Tables for the terminal, on stdout: the verdict of a run and a policy."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from spectune.cli.console import ms
+
+if TYPE_CHECKING:
+    from spectune.policy.comparison import CellComparison, RunSummary
+    from spectune.records import Interval
+
+
+def print_verdict(summary: RunSummary) -> None:
+    """Decision per cell, then the verdict in words."""
+    rows = [_decision_row(item) for item in summary.cells]
+    if rows:
+        header = ("batch", "context", "T", "decision", "speedup (95%)", "AL", "TPOT off", "TPOT then")
+        _print_table(header, rows)
+    if summary.is_simulated:
+        print("SIMULATED: declared costs and acceptance, nothing was measured")
+    print(f"{summary.outcome}: {summary.verdict}")
+    for caution in summary.cautions:
+        print(f"caution: {caution}")
+
+
+def print_policy(policy: Mapping[str, Any]) -> None:
+    """One row a cell of the policy, the first that holds a request decides."""
+    rows = [
+        (
+            _range(cell["batch"]),
+            _range(cell["context_tokens"]),
+            _range(cell["temperature"]),
+            cell["category"] or "all",
+            _config_label(cell["config"]),
+            _ratio(cell.get("speedup"), *(cell.get("speedup_ci") or (None, None))),
+        )
+        for cell in policy["cells"]
+    ]
+    _print_table(("batch", "context", "T", "category", "run", "speedup"), rows)
+    print(f"anywhere else: {_config_label(policy['fallback'])}")
+
+
+def _decision_row(item: CellComparison) -> tuple[str, ...]:
+    decision = item.decision
+    chosen = next((arm for arm in item.arms if arm.config == decision.chosen), None)
+    off = next((arm for arm in item.arms if arm.config.is_off), None)
+    acceptance = chosen.acceptance.acceptance_length if chosen and chosen.acceptance else None
+    return (
+        str(item.cell.batch_size),
+        str(item.cell.context_tokens),
+        f"{item.cell.temperature:g}",
+        "no data" if decision.verdict == "no data" else decision.chosen.label,
+        _interval(decision.speedup),
+        "-" if acceptance is None else f"{acceptance:.2f}",
+        ms(off.rounds.round_tpot_s if off and off.rounds else None),
+        ms(chosen.rounds.round_tpot_s if chosen and chosen.rounds else None),
+    )
+
+
+def _interval(speedup: Interval | None) -> str:
+    return "-" if speedup is None else _ratio(speedup.value, speedup.low, speedup.high)
+
+
+def _ratio(value: float | None, low: float | None, high: float | None) -> str:
+    if value is None:
+        return "-"
+    return f"{value:.2f}x" if low is None or high is None else f"{value:.2f}x [{low:.2f}, {high:.2f}]"
+
+
+def _range(bounds: Sequence[float | None] | None) -> str:
+    if bounds is None:
+        return "any"
+    low, high = bounds
+    if high is None:
+        return f"from {low:g}"
+    return f"{low:g}" if low == high else f"{low:g}-{high:g}"
+
+
+def _config_label(value: Any) -> str:
+    from spectune.policy.table import config_of
+
+    return config_of(value).label
+
+
+def _print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    for name in header:
+        table.add_column(name, no_wrap=True)
+    for row in rows:
+        table.add_row(*row)
+    # A file or a pipe has no width: rows stay whole there.
+    console = Console(highlight=False, markup=False)
+    console.width = shutil.get_terminal_size().columns if console.is_terminal else 200
+    console.print(table)
