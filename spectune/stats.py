@@ -96,21 +96,15 @@ def percentile(values: Sequence[float], q: float) -> float | None:
     """
     if not 0 <= q <= 100 or 0 < q < 1:
         raise UsageError(f"percentile {q} is not in 0..100", hint="percentiles are given in percent")
-    if not values:
-        return None
-    ordered = sorted(values)
-    position = (len(ordered) - 1) * q / 100
-    below = math.floor(position)
-    above = min(below + 1, len(ordered) - 1)
-    return ordered[below] + (ordered[above] - ordered[below]) * (position - below)
+    return _interpolate(sorted(values), q) if values else None
 
 
 def spread(values: Sequence[float]) -> SPREAD | None:
     """(n, mean, p50, p90, p99) of durations; None for no values, never a row of zeros."""
     if not values:
         return None
-    p50, p90, p99 = (percentile(values, q) for q in (50, 90, 99))
-    assert p50 is not None and p90 is not None and p99 is not None
+    ordered = sorted(values)
+    p50, p90, p99 = (_interpolate(ordered, q) for q in (50, 90, 99))
     return len(values), math.fsum(values) / len(values), p50, p90, p99
 
 
@@ -126,9 +120,7 @@ def paired_power(effect_log: float, sd_log: float, n: int, *, level: float = 0.9
     return float(nct.sf(_t_quantile(level, n - 1), n - 1, effect_log / sd_log * math.sqrt(n)))
 
 
-def minimum_detectable_ratio(
-    sd_log: float, n: int, level: float = 0.99, power: float = 0.95
-) -> float:
+def minimum_detectable_ratio(sd_log: float, n: int, level: float = 0.99, power: float = 0.95) -> float:
     """Smallest true ratio (> 1) that `n` pairs detect with `power` at a one-sided `level`.
 
     The effect at which `paired_power` equals `power`; `sd_log` is the standard deviation of one pair's
@@ -145,6 +137,13 @@ def minimum_detectable_ratio(
         upper *= 2
     effect = brentq(lambda ratio: paired_power(ratio, 1.0, n, level=level) - power, 0.0, upper)
     return math.exp(float(effect) * sd_log)
+
+
+def _interpolate(ordered: Sequence[float], q: float) -> float:
+    position = (len(ordered) - 1) * q / 100
+    below = math.floor(position)
+    above = min(below + 1, len(ordered) - 1)
+    return ordered[below] + (ordered[above] - ordered[below]) * (position - below)
 
 
 def _t_quantile(probability: float, degrees: int) -> float:

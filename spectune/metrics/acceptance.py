@@ -105,10 +105,8 @@ def conditional_acceptance(survival: Sequence[float]) -> tuple[float | None, ...
 
     Unlike the rate over all drafts it does not shrink when K grows, so different K may be compared.
     """
-    before = (1.0, *survival[:-1])
-    return tuple(
-        now / last if last > 0 else None for now, last in zip(survival, before, strict=True)
-    )
+    before = (1.0, *survival)
+    return tuple(now / last if last > 0 else None for now, last in zip(survival, before, strict=False))
 
 
 def draft_acceptance_rate(steps: Sequence[StepRecord]) -> float | None:

@@ -74,9 +74,10 @@ def physics_violation(
             f"round time {round_s * 1e3:.3f} ms is under the {floor_s * 1e3:.3f} ms "
             "that reading its bytes takes"
         )
-    if acceptance_length is not None:
-        if reason := _impossible_length(acceptance_length, num_steps, num_draft_tokens):
-            return reason
+    if acceptance_length is not None and (
+        reason := _impossible_length(acceptance_length, num_steps, num_draft_tokens)
+    ):
+        return reason
     if peak_per_s is not None and mean_per_s is not None and peak_per_s < mean_per_s * (1 - 1e-9):
         return f"peak throughput {peak_per_s:.2f} tokens/s is below the mean {mean_per_s:.2f}"
     return None

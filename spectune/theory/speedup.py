@@ -104,9 +104,7 @@ def break_even_acceptance_length(t0: float, draft: float, verify: float, other: 
     return round_s / t0
 
 
-def break_even_batch(
-    tau: float, k: int, fixed_s: float, per_token_s: float, draft_s: float
-) -> float | None:
+def break_even_batch(tau: float, k: int, fixed_s: float, per_token_s: float, draft_s: float) -> float | None:
     """B* = ((τ-1)·a - d) / (g·(K+1-τ)) for rounds of a + g·tokens seconds and a draft of d.
 
     Above B* speculation loses. 0 if it loses at every batch, None if it loses at none (τ = K+1). `fixed_s`
@@ -142,9 +140,7 @@ def verify_cost_per_token(verify_one_s: float, verify_n_s: float, n: int) -> flo
     return (verify_n_s - verify_one_s) / ((n - 1) * verify_one_s)
 
 
-def slowdown_cause(
-    tau: float, t0: float, draft: float, verify: float, other: float = 0.0
-) -> str | None:
+def slowdown_cause(tau: float, t0: float, draft: float, verify: float, other: float = 0.0) -> str | None:
     """Which part makes speculation slower than none, in words; None if it is not slower.
 
     The first part without whose extra cost speculation would pay: draft, verification, overhead.

@@ -1,0 +1,130 @@
+"""Throughput of requests and full-batch rounds."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from spectune.errors import UsageError
+from spectune.metrics.throughput import (
+    chunk_tokens,
+    output_throughput,
+    peak_throughput,
+    reached_batch,
+    round_tpot,
+)
+from spectune.records import RequestRecord, RoundRecord, StepRecord
+
+
+def decode_round(batch: int, emitted: int, *, kind: str = "decode", scale: float = 1.0) -> RoundRecord:
+    """A round of 10 ms times `scale`: 2 ms draft, 7 ms verify, 1 ms rest."""
+    return RoundRecord(
+        kind=kind,
+        batch_size=batch,
+        kv_tokens=100,
+        config="eagle3 K=3",
+        start_s=0.0,
+        draft_s=0.002 * scale,
+        verify_s=0.007 * scale,
+        other_s=0.001 * scale,
+        num_emitted=emitted,
+    )
+
+
+def streamed(emitted: list[int], chunk_s: tuple[float, ...], *, error: str | None = None) -> RequestRecord:
+    """A request whose steps emit these counts, each of 8 drafts at most."""
+    steps = tuple(
+        StepRecord(num_proposed=8, num_verified=8, num_accepted=n - 1, num_emitted=n) for n in emitted
+    )
+    return RequestRecord(
+        request_id="r",
+        category="chat",
+        num_prompt_tokens=3,
+        output_ids=tuple(range(1 + sum(emitted))),
+        arrival_s=0.0,
+        first_token_s=chunk_s[0],
+        finish_s=chunk_s[-1],
+        finish_reason="length",
+        chunk_s=chunk_s,
+        steps=steps,
+        error=error,
+    )
+
+
+def test_round_tpot_uses_full_decode_rounds_only() -> None:
+    """Two full rounds of 10 and 20 ms that emit 8 and 4 of batch 4: 1.5 tokens a sequence, 10 ms a token."""
+    rounds = [
+        decode_round(4, 4, kind="prefill", scale=50),
+        decode_round(4, 8),
+        decode_round(4, 4, scale=2),
+        decode_round(1, 1),
+    ]
+
+    totals = round_tpot(rounds, 4)
+
+    assert totals is not None
+    assert (totals.num_rounds, totals.sequences, totals.num_emitted) == (2, 8, 12)
+    assert totals.draft_s == pytest.approx(0.003)
+    assert totals.verify_s == pytest.approx(0.0105)
+    assert totals.other_s == pytest.approx(0.0015)
+    assert totals.duration_s == pytest.approx(0.030)
+    assert totals.tokens_per_sequence == pytest.approx(1.5)
+    assert totals.round_tpot_s == pytest.approx(0.010)
+
+
+def test_round_tpot_without_a_full_round_is_absent() -> None:
+    """A batch that was never reached has no time per token."""
+    assert round_tpot([decode_round(3, 3)], 4) is None
+
+
+def test_reached_batch_is_weighted_by_time() -> None:
+    """10 ms at batch 4 and 30 ms at batch 2 are 2.5 on average; prefill does not count."""
+    rounds = [decode_round(4, 4), decode_round(2, 2, scale=3), decode_round(9, 0, kind="prefill")]
+
+    assert reached_batch(rounds) == pytest.approx(2.5)
+    assert reached_batch([]) is None
+
+
+def test_output_throughput_counts_tokens_of_successes() -> None:
+    """5 tokens succeeded and 5 failed in 2 s: 2.5 tokens/s."""
+    requests = [streamed([4], (1.0, 2.0)), streamed([4], (1.0, 2.0), error="reset")]
+
+    assert output_throughput(requests, 2.0) == pytest.approx(2.5)
+    assert output_throughput(requests[1:], 2.0) is None
+
+
+def test_output_throughput_without_time_is_refused() -> None:
+    """Tokens over no time are not a rate."""
+    with pytest.raises(UsageError, match="duration"):
+        output_throughput([], 0.0)
+
+
+def test_peak_throughput_weighs_chunks_by_their_tokens() -> None:
+    """Three chunks of 1, 4 and 4 tokens in 2 s peak at 8 tokens/s; counting chunks would say 2."""
+    request = streamed([4, 4], (0.5, 1.5, 2.0))
+
+    assert chunk_tokens(request) == (1, 4, 4)
+    assert peak_throughput([request]) == pytest.approx(8.0)
+
+
+def test_peak_throughput_with_unknown_weights_is_omitted() -> None:
+    """Chunks that do not pair up with steps have no known token counts: no peak is printed."""
+    assert peak_throughput([streamed([4, 4], (0.5, 2.0))]) is None
+    assert peak_throughput([]) is None
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 9), st.floats(0.001, 3.0, allow_nan=False)), min_size=1, max_size=20)
+)
+def test_peak_throughput_is_never_below_the_mean(events: list[tuple[int, float]]) -> None:
+    """Over the same span the peak bucket holds at least the average."""
+    times = [0.1]
+    for _, gap in events:
+        times.append(times[-1] + gap)
+    request = streamed([tokens for tokens, _ in events], tuple(times))
+
+    peak = peak_throughput([request])
+
+    assert peak is not None
+    assert peak >= request.num_output_tokens / times[-1] * (1 - 1e-9)
