@@ -7,7 +7,7 @@ import platform
 import subprocess
 import sys
 from collections.abc import Sequence
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,7 @@ THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "CUDA_VISIBLE_DEVICES"
 def collect(argv: Sequence[str], *, now: datetime | None = None) -> dict[str, Any]:
     """Everything about the surroundings of a run, as plain JSON values; unknown parts are None."""
     return {
-        "date": (now or datetime.now(timezone.utc)).isoformat(timespec="seconds"),
+        "date": (now or datetime.now(UTC)).isoformat(timespec="seconds"),
         "argv": list(argv),
         "python": platform.python_version(),
         "os": f"{platform.system()} {platform.release()}",

@@ -41,12 +41,10 @@ def create_backend(name: str, **options: Any) -> Backend:
     """The backend `name` with its own options; unknown names and unknown options are usage errors."""
     creator = _CREATORS.get(name)
     if creator is None:
-        raise UsageError(
-            f"--backend {name} is not known", hint=f"one of: {', '.join(backend_names())}"
-        )
+        raise UsageError(f"--backend {name} is not known", hint=f"one of: {', '.join(backend_names())}")
     try:
         return creator(**options)
     except TypeError as error:
-        if "unexpected keyword argument" in str(error):
+        if ".__init__() got an unexpected keyword argument" in str(error):
             raise UsageError(f"--backend {name}: {error}") from error
         raise

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -45,11 +46,14 @@ class RequestBuilder:
         """`count` blocks of `cell.batch_size` requests each."""
         ordered = in_turn(prompts)
         size = cell.batch_size
-        first = repeat * count * size
-        requests = [
-            self._request(ordered[i % len(ordered)], i // len(ordered), cell, sampling)
-            for i in range(first, first + count * size)
-        ]
+        asked: Counter[str] = Counter()
+        requests = []
+        for i in range((repeat + 1) * count * size):
+            prompt = ordered[i % len(ordered)]
+            sample = asked[prompt.digest]
+            asked[prompt.digest] += 1
+            if i >= repeat * count * size:
+                requests.append(self._request(prompt, sample, cell, sampling))
         return tuple(tuple(requests[i : i + size]) for i in range(0, len(requests), size))
 
     def calibration(self, prompts: Sequence[Prompt], cell: Cell, sampling: Sampling) -> Block:

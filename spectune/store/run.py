@@ -132,6 +132,7 @@ class RunStore:
         file = self.path / name
         temporary = file.with_name(f".{file.name}.{os.getpid()}.tmp")
         with _naming_errors(file):
+            file.parent.mkdir(parents=True, exist_ok=True)
             try:
                 with temporary.open("w", encoding="utf-8", newline="") as stream:
                     stream.write(text)

@@ -168,7 +168,7 @@ def _cells(
     for temperature in temperatures:
         for context in context_tokens:
             for batch_size in batch_sizes:
-                cell = Cell(batch_size=batch_size, context_tokens=context, temperature=temperature)
+                cell = Cell(batch_size=batch_size, context_tokens=context, temperature=float(temperature))
                 if largest is not None and batch_size > largest:
                     too_large[cell.label] = f"backend {capabilities.name} decodes at most {largest} together"
                 else:

@@ -1,0 +1,161 @@
+"""All doubts about a measurement, as one enum with its texts; they inform, they decide nothing."""
+
+from __future__ import annotations
+
+import enum
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from spectune.metrics.acceptance import acceptance_length, pooled_steps
+from spectune.metrics.latency import is_success
+from spectune.records import BlockResult, Point, RoundRecord
+
+DRIFT_LIMIT = 0.10
+MIN_FULL_ROUNDS = 30
+INEFFECTIVE_LENGTH = 1.05
+
+
+class Doubt(enum.StrEnum):
+    DRIFT = "drift"
+    FEW_ROUNDS = "few full-batch rounds"
+    SOME_FAILED = "some requests failed"
+    INEFFECTIVE = "draft ineffective"
+    OUTPUT_DIFFERS = "output differs from plain decoding"
+    PROMPTS_REUSED = "prompts reused"
+    CALIBRATED_ON_MEASURED = "calibrated on measured prompts"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Caution:
+    doubt: Doubt
+    text: str
+
+
+def point_cautions(
+    point: Point, blocks: Mapping[int, BlockResult], off: Mapping[int, BlockResult] | None = None
+) -> tuple[Caution, ...]:
+    """Doubts about one point; `off` are the blocks of plain decoding on the same requests."""
+    found = (
+        _drift(point, blocks),
+        _few_rounds(point, blocks),
+        _some_failed(blocks),
+        _ineffective(point, blocks),
+        _output_differs(blocks, off) if off is not None and not point.config.is_off else None,
+    )
+    return tuple(caution for caution in found if caution is not None)
+
+
+def workload_cautions(num_prompts: int, num_needed: int, *, has_calibration: bool) -> tuple[Caution, ...]:
+    """Doubts about the prompts of a run: `num_needed` is the most requests that a cell asks for."""
+    found = []
+    if num_needed > num_prompts:
+        found.append(
+            Caution(
+                doubt=Doubt.PROMPTS_REUSED,
+                text=f"{num_prompts} prompts for {num_needed} requests of a cell: prompts are asked again, "
+                "so the interval says less about other prompts than its width suggests",
+            )
+        )
+    if not has_calibration:
+        found.append(
+            Caution(
+                doubt=Doubt.CALIBRATED_ON_MEASURED,
+                text="the workload has no calibration prompts: times were calibrated on measured prompts",
+            )
+        )
+    return tuple(found)
+
+
+def _drift(point: Point, blocks: Mapping[int, BlockResult]) -> Caution | None:
+    """Mean full-batch round seconds of the last third of the blocks against the first third."""
+    means = [mean for block in _ordered(blocks) if (mean := _mean_round_s(point, block)) is not None]
+    third = len(means) // 3
+    if third == 0:
+        return None
+    first, last = math.fsum(means[:third]) / third, math.fsum(means[-third:]) / third
+    change = last / first - 1
+    if abs(change) <= DRIFT_LIMIT:
+        return None
+    how = "slower" if change > 0 else "faster"
+    return Caution(
+        doubt=Doubt.DRIFT,
+        text=f"rounds of the last third are {abs(change):.0%} {how} than those of the first third: "
+        "the machine was not steady",
+    )
+
+
+def _few_rounds(point: Point, blocks: Mapping[int, BlockResult]) -> Caution | None:
+    count = sum(len(_full_rounds(point, block)) for block in blocks.values())
+    if count >= MIN_FULL_ROUNDS:
+        return None
+    return Caution(
+        doubt=Doubt.FEW_ROUNDS,
+        text=f"only {count} rounds ran with the full batch of {point.cell.batch_size}, "
+        "longer outputs or more prompts give more",
+    )
+
+
+def _some_failed(blocks: Mapping[int, BlockResult]) -> Caution | None:
+    requests = [request for block in blocks.values() for request in block.requests]
+    failed = sum(not is_success(request) for request in requests)
+    if failed == 0:
+        return None
+    return Caution(
+        doubt=Doubt.SOME_FAILED, text=f"{failed} of {len(requests)} requests failed and are left out"
+    )
+
+
+def _ineffective(point: Point, blocks: Mapping[int, BlockResult]) -> Caution | None:
+    requests = [request for block in blocks.values() for request in block.requests]
+    length = acceptance_length(pooled_steps(requests))
+    if point.config.is_off or length is None or length >= INEFFECTIVE_LENGTH:
+        return None
+    return Caution(
+        doubt=Doubt.INEFFECTIVE,
+        text=f"acceptance length {length:.2f}: the draft is hardly ever accepted, "
+        "check that draft and target belong together",
+    )
+
+
+def _output_differs(blocks: Mapping[int, BlockResult], off: Mapping[int, BlockResult]) -> Caution | None:
+    """Requests that both arms finished and that do not say the same."""
+    plain = {
+        request.request_id: request.output_ids
+        for block in off.values()
+        for request in block.requests
+        if is_success(request)
+    }
+    shared = [
+        (request.output_ids, plain[request.request_id])
+        for block in blocks.values()
+        for request in block.requests
+        if is_success(request) and request.request_id in plain
+    ]
+    differing = [_first_difference(ours, theirs) for ours, theirs in shared if ours != theirs]
+    if not differing:
+        return None
+    return Caution(
+        doubt=Doubt.OUTPUT_DIFFERS,
+        text=f"{len(differing)} of {len(shared)} outputs differ from plain decoding, the earliest at "
+        f"token {min(differing)}: near ties under rounding, or a lossy engine",
+    )
+
+
+def _first_difference(ours: Sequence[int], theirs: Sequence[int]) -> int:
+    pairs = enumerate(zip(ours, theirs, strict=False))
+    return next((i for i, (a, b) in pairs if a != b), min(len(ours), len(theirs)))
+
+
+def _ordered(blocks: Mapping[int, BlockResult]) -> list[BlockResult]:
+    return [blocks[index] for index in sorted(blocks)]
+
+
+def _full_rounds(point: Point, block: BlockResult) -> list[RoundRecord]:
+    size = point.cell.batch_size
+    return [turn for turn in block.rounds if turn.kind == "decode" and turn.batch_size >= size]
+
+
+def _mean_round_s(point: Point, block: BlockResult) -> float | None:
+    full = _full_rounds(point, block)
+    return math.fsum(turn.total_s for turn in full) / len(full) if full else None

@@ -1,0 +1,71 @@
+"""What became of a point, judged from its stored blocks only."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from spectune.metrics.latency import is_success
+from spectune.metrics.throughput import reached_batch
+from spectune.records import BlockResult, Point, PointOutcome, RequestRecord, RoundRecord, Status
+
+MIN_SUCCESS_RATE = 0.99
+
+
+def judge_point(point: Point, blocks: Mapping[int, BlockResult]) -> PointOutcome:
+    """`ok` only if at least 99% of the requests succeeded, every token is accounted for and the
+    requested batch was reached; otherwise failed, suspect or capped with the reason."""
+    requests = [request for block in blocks.values() for request in block.requests]
+    rounds = [turn for block in blocks.values() for turn in block.rounds]
+    status, reason = _judge(point, requests, rounds)
+    peaks = [block.peak_memory_bytes for block in blocks.values() if block.peak_memory_bytes is not None]
+    return PointOutcome(
+        point=point,
+        status=status,
+        reason=reason,
+        num_requests=len(requests),
+        num_failed=sum(not is_success(request) for request in requests),
+        reached_batch=reached_batch(rounds),
+        peak_memory_bytes=max(peaks, default=None),
+        duration_s=sum(block.duration_s for block in blocks.values()),
+    )
+
+
+def failure_text(request: RequestRecord) -> str:
+    """Why a request counts as failed."""
+    if request.error is not None:
+        return request.error
+    return "no output" if request.num_output_tokens == 0 else "the answer has no end"
+
+
+def _judge(
+    point: Point, requests: Sequence[RequestRecord], rounds: Sequence[RoundRecord]
+) -> tuple[Status, str | None]:
+    if not requests:
+        return Status.FAILED, "no requests were run"
+    failed = [request for request in requests if not is_success(request)]
+    if len(requests) - len(failed) < MIN_SUCCESS_RATE * len(requests):
+        return (
+            Status.FAILED,
+            f"{len(failed)} of {len(requests)} requests failed: {failure_text(failed[0])}",
+        )
+    broken = [text for request in requests if (text := _broken(point, request)) is not None]
+    if broken:
+        return Status.SUSPECT, f"{len(broken)} of {len(requests)} requests do not add up: {broken[0]}"
+    sizes = [turn.batch_size for turn in rounds if turn.kind == "decode"]
+    if sizes and max(sizes) < point.cell.batch_size:
+        return (
+            Status.CAPPED,
+            f"decoded at most {max(sizes)} sequences together, {point.cell.batch_size} requested",
+        )
+    return Status.OK, None
+
+
+def _broken(point: Point, request: RequestRecord) -> str | None:
+    identity = request.broken_identity()
+    if identity is not None:
+        return identity
+    most = point.config.max_accepted
+    accepted = max((step.num_accepted for step in request.steps), default=0)
+    if accepted > most:
+        return f"accepted {accepted} drafts in a step of {point.config.label}, which can accept {most}"
+    return None
