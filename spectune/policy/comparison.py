@@ -30,6 +30,7 @@ class Acceptance:
     zero_accept_share: float | None
     proposed_per_step: float | None
     alpha: float | None  # right-censored MLE: accepted / (accepted + rejections)
+    num_drafting_steps: int = 0  # steps that verified at least one draft: vLLM's num_drafts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,224 @@
+"""Blocks of one arm in, its summary over one scope out; knows nothing of the other arms.
+
+Counts are pooled before anything is divided. An arm that failed, whose counts do not add up or that
+is physically impossible keeps its counts and loses every time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+
+from spectune import stats
+from spectune.metrics import acceptance as accept
+from spectune.metrics import latency as lat
+from spectune.metrics import throughput
+from spectune.policy.comparison import Acceptance, ArmSummary, Latency, Rounds, Spread
+from spectune.records import (
+    BlockResult,
+    Cell,
+    Fingerprint,
+    RequestRecord,
+    RoundRecord,
+    SpecConfig,
+    Status,
+    StepRecord,
+)
+from spectune.theory import roofline
+
+ALL = "all"
+MIN_SUCCESS_RATE = 0.99
+BlockKey = tuple[int, int]
+"""(repeat, block index)"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArmData:
+    """All that was measured of one configuration in one cell. `status` is not ok where no point is."""
+
+    config: SpecConfig
+    cell: Cell
+    blocks: Mapping[BlockKey, BlockResult] = field(default_factory=dict)
+    status: Status = Status.OK
+    reason: str | None = None
+    point_ids: tuple[str, ...] = ()
+    cautions: tuple[str, ...] = ()
+    peak_memory_bytes: int | None = None
+
+    @property
+    def requests(self) -> tuple[RequestRecord, ...]:
+        return tuple(request for block in self.blocks.values() for request in block.requests)
+
+    @property
+    def rounds(self) -> tuple[RoundRecord, ...]:
+        return tuple(turn for block in self.blocks.values() for turn in block.rounds)
+
+    def only(self, keys: Iterable[BlockKey]) -> ArmData:
+        """The same arm restricted to some blocks."""
+        return replace(self, blocks={key: self.blocks[key] for key in keys if key in self.blocks})
+
+    def of_scope(self, scope: str) -> ArmData:
+        """The blocks whose requests all belong to a category; every block for scope "all"."""
+        if scope == ALL:
+            return self
+        return self.only(
+            key
+            for key, block in self.blocks.items()
+            if block.requests and all(request.category == scope for request in block.requests)
+        )
+
+    def requests_of(self, scope: str) -> tuple[RequestRecord, ...]:
+        """The requests of a category, from mixed blocks too."""
+        return tuple(request for request in self.requests if scope in (ALL, request.category))
+
+    @property
+    def categories(self) -> tuple[str, ...]:
+        return tuple(sorted({request.category for request in self.requests}))
+
+
+def summarize_arm(data: ArmData, scope: str = ALL, fingerprint: Fingerprint | None = None) -> ArmSummary:
+    """Everything of an arm but its speedup and prediction."""
+    requests = data.requests_of(scope)
+    status, reason = _status(data, requests, fingerprint)
+    succeeded = [request for request in requests if lat.is_success(request)]
+    sound = status is Status.OK
+    duration_s = sum(block.duration_s for block in data.of_scope(scope).blocks.values())
+    return ArmSummary(
+        config=data.config,
+        scope=scope,
+        status=status,
+        reason=reason,
+        num_requests=len(requests),
+        num_failed=len(requests) - len(succeeded),
+        output_tokens=sum(request.num_output_tokens for request in succeeded),
+        output_tokens_per_s=_throughput(data, scope, duration_s) if sound else None,
+        reached_batch=throughput.reached_batch(data.rounds),
+        peak_memory_bytes=data.peak_memory_bytes,
+        acceptance=measure_acceptance(data.config, requests),
+        latency=_latency(requests) if sound else None,
+        rounds=pool_rounds(data.of_scope(scope)) if sound else None,
+        point_ids=data.point_ids,
+        cautions=data.cautions,
+    )
+
+
+def measure_acceptance(config: SpecConfig, requests: tuple[RequestRecord, ...]) -> Acceptance:
+    """Acceptance pooled over the steps of successful requests whose counts add up."""
+    steps = accept.pooled_steps(requests)
+    counts = accept.acceptance_counts(steps)
+    depth = max(config.max_accepted, max((step.num_accepted for step in steps), default=0))
+    survival = accept.survival(steps, depth)
+    return Acceptance(
+        num_steps=counts.num_steps,
+        num_proposed=counts.num_proposed,
+        num_verified=counts.num_verified,
+        num_accepted=counts.num_accepted,
+        acceptance_length=accept.acceptance_length(steps),
+        reason=accept.missing_reason(steps),
+        acceptance_length_per_request=accept.acceptance_length_per_request(requests),
+        survival=survival,
+        conditional_acceptance=accept.conditional_acceptance(survival),
+        depth_acceptance_rate=None
+        if config.is_off
+        else accept.depth_acceptance_rate(steps, config.num_steps),
+        draft_acceptance_rate=accept.draft_acceptance_rate(steps),
+        zero_accept_share=accept.zero_accept_share(steps),
+        proposed_per_step=accept.proposed_per_step(steps),
+        alpha=accept.censored_alpha(steps, depth),
+        num_drafting_steps=counts.num_draft_steps,
+    )
+
+
+def pool_rounds(data: ArmData) -> Rounds | None:
+    """Mean full-batch decode round of an arm; None where the batch was never full."""
+    totals = throughput.round_tpot(data.rounds, data.cell.batch_size)
+    if totals is None:
+        return None
+    return Rounds(
+        num_rounds=totals.num_rounds,
+        draft_s=totals.draft_s,
+        verify_s=totals.verify_s,
+        other_s=totals.other_s,
+        tokens_per_sequence=totals.tokens_per_sequence,
+        round_tpot_s=totals.round_tpot_s,
+    )
+
+
+def mean_kv_tokens(data: ArmData) -> float | None:
+    """Mean cached tokens of the whole batch over full-batch decode rounds."""
+    full = [turn for turn in data.rounds if turn.kind == "decode" and turn.batch_size >= data.cell.batch_size]
+    return sum(turn.kv_tokens for turn in full) / len(full) if full else None
+
+
+def floor_round_s(data: ArmData, fingerprint: Fingerprint | None) -> float | None:
+    """Least seconds of one round: target weights and cached keys and values over the measured read
+    bandwidth. The head's bytes are left out: a small head may stay in a cache."""
+    if fingerprint is None or not fingerprint.weight_bytes or not fingerprint.read_bandwidth_bytes_per_s:
+        return None
+    kv_bytes = (fingerprint.kv_bytes_per_token or 0) * (mean_kv_tokens(data) or 0.0)
+    return roofline.floor_round_s(fingerprint.weight_bytes, kv_bytes, fingerprint.read_bandwidth_bytes_per_s)
+
+
+def _status(
+    data: ArmData, requests: tuple[RequestRecord, ...], fingerprint: Fingerprint | None
+) -> tuple[Status, str | None]:
+    if data.status is not Status.OK:
+        return data.status, data.reason
+    rate = lat.success_rate(requests)
+    if rate is None:
+        return Status.FAILED, "no requests were stored"
+    if rate < MIN_SUCCESS_RATE:
+        succeeded = sum(map(lat.is_success, requests))
+        first = next((request.error for request in requests if request.error), "no answer")
+        return Status.FAILED, (
+            f"{succeeded} of {len(requests)} requests succeeded, below {MIN_SUCCESS_RATE:.0%}; first: {first}"
+        )
+    broken = [(request, why) for request in requests if (why := request.broken_identity()) is not None]
+    if broken:
+        request, why = broken[0]
+        return Status.SUSPECT, (
+            f"counts do not add up in {len(broken)} of {len(requests)} requests; {request.request_id}: {why}"
+        )
+    if violation := _impossible(data, requests, fingerprint):
+        return Status.SUSPECT, violation
+    return Status.OK, None
+
+
+def _impossible(
+    data: ArmData, requests: tuple[RequestRecord, ...], fingerprint: Fingerprint | None
+) -> str | None:
+    """Why an arm cannot be true."""
+    steps: tuple[StepRecord, ...] = accept.pooled_steps(requests)
+    most = max((step.num_accepted for step in steps), default=0)
+    if most > data.config.max_accepted:
+        return f"a step accepted {most} drafts, {data.config.label} can accept {data.config.max_accepted}"
+    rounds = pool_rounds(data)
+    return roofline.physics_violation(
+        round_s=None if rounds is None else rounds.total_s,
+        floor_s=floor_round_s(data, fingerprint),
+        acceptance_length=accept.acceptance_length(steps),
+        num_steps=data.config.num_steps,
+        num_draft_tokens=data.config.num_draft_tokens,
+    )
+
+
+def _throughput(data: ArmData, scope: str, duration_s: float) -> float | None:
+    requests = data.of_scope(scope).requests
+    return throughput.output_throughput(requests, duration_s) if duration_s > 0 else None
+
+
+def _latency(requests: tuple[RequestRecord, ...]) -> Latency:
+    return Latency(
+        tpot_s=_spread(lat.tpots(requests)),
+        ttft_s=_spread(lat.ttfts(requests)),
+        inter_chunk_s=_spread(lat.inter_chunks(requests)),
+        e2e_s=_spread(lat.e2es(requests)),
+    )
+
+
+def _spread(values: list[float]) -> Spread | None:
+    row = stats.spread(values)
+    if row is None:
+        return None
+    n, mean, p50, p90, p99 = row
+    return Spread(n=n, mean=mean, p50=p50, p90=p90, p99=p99)

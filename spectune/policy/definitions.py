@@ -1,0 +1,58 @@
+"""What every exported number means, in one sentence each; travels with the numbers."""
+
+from __future__ import annotations
+
+DEFINITIONS: dict[str, str] = {
+    "acceptance_length": (
+        "1 + accepted / steps, pooled over all steps of an arm that has a drafter, the target's own token "
+        "included; null where nothing was ever proposed"
+    ),
+    "acceptance_length_per_request": (
+        "mean over requests of each one's own acceptance length; short requests weigh as much as long ones; "
+        "never the headline"
+    ),
+    "alpha": "accepted / (accepted + rejections): right-censored estimate of a constant acceptance probability",
+    "conditional_acceptance": "survival at a position over survival at the one before it",
+    "depth_acceptance_rate": "accepted / (steps * num_steps), fraction 0..1",
+    "draft_acceptance_rate": (
+        "accepted / verified drafts, fraction 0..1; for trees this is the utilisation of the nodes; never ranks"
+    ),
+    "proposed_per_step": "drafted tokens per step, steps without a draft included",
+    "survival": "share of all steps that accepted at least this many drafts; sums to acceptance_length - 1",
+    "zero_accept_share": "share of the steps with a draft that accepted none of it",
+    "tpot_s": "(end to end - time to first token) / (output tokens - 1) of a request, seconds",
+    "ttft_s": "first token - arrival, seconds",
+    "inter_chunk_s": "gap between stream events; an event may hold several tokens, so this is no token time",
+    "e2e_s": "finish - arrival, seconds",
+    "round_tpot_s": (
+        "seconds of full-batch decode rounds / tokens per sequence in them; prefill and the draining tail are "
+        "left out"
+    ),
+    "output_tokens_per_s": "output tokens of successful requests / duration of their blocks",
+    "speedup": (
+        "plain-decoding round_tpot_s / the arm's, same engine, machine, prompts and load, in the same run; "
+        "above 1 is faster; geometric mean over paired blocks, blocks of the same prompts are one cluster"
+    ),
+    "speedup_ci": "95% Student t interval of the mean log ratio over those clusters; null without an interval",
+    "speedup_basis": (
+        "paired blocks: both arms decoded the same blocks in turn; paired requests: the same, blocks of one "
+        "category; pooled round time: the arm's rounds over all categories / the category's acceptance length"
+    ),
+    "predicted_speedup": (
+        "acceptance length of the first half of the blocks * plain round / speculative round, rounds "
+        "calibrated on other prompts"
+    ),
+    "ideal_speedup": "(1 - alpha^(K+1)) / ((1 - alpha)(K c + 1)): verification as cheap as a plain step",
+    "draft_cost_ratio": "c: one draft step / one plain round",
+    "break_even_acceptance_length": "speculative round / plain round: below this speculation is slower",
+    "residual_fraction": "measured / predicted time per token - 1; measured on the second half of the blocks",
+    "floor_tpot_s": "bytes of weights and cached keys and values / measured read bandwidth / acceptance length",
+    "waterfall": "log of the speedup by part; the parts sum to the log of the measured speedup",
+    "mean_tpot_ms": "vLLM's name for the mean of tpot_s, milliseconds",
+    "mean_itl_ms": "vLLM's name for the mean of inter_chunk_s, milliseconds; not a time per token",
+    "output_throughput": "vLLM's name for output_tokens_per_s",
+    "spec_decode_acceptance_length": "vLLM's: 1 + accepted / steps that drafted; steps without a draft left out",
+    "spec_decode_acceptance_rate": "vLLM's: accepted / verified drafts in percent",
+    "spec_decode_per_position_acceptance_rates": "vLLM's: share of drafting steps that accepted this position",
+}
+"""Keys are names in summary.json and summary.csv."""
