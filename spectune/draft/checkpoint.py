@@ -1,0 +1,244 @@
+"""EAGLE-3 head checkpoints: config.json beside model.safetensors or pytorch_model.bin.
+
+Reads the classic layout (SafeAILab, SpecForge, SGLang, vLLM: `midlayer.*`) and vLLM's alias
+`layers.0.*`. Every check that can be made from the files is made before a token is drafted: a wrong
+head does not crash, it accepts nothing.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from spectune.engine.checkpoint import TargetConfig
+from spectune.errors import CheckpointError
+
+_UNSUPPORTED_FLAGS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeadConfig:
+    """What a head's config.json says."""
+
+    hidden_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    intermediate_size: int
+    rms_norm_eps: float
+    rope_theta: float
+    rope_scaling: dict[str, Any] | None
+    vocab_size: int
+    draft_vocab_size: int
+    max_position_embeddings: int
+    aux_layer_ids: tuple[int, ...] | None
+    target_hidden_size: int
+
+    @classmethod
+    def read(cls, path: Path, target: TargetConfig) -> HeadConfig:
+        """Read `path`/config.json; raises CheckpointError naming file, key and value."""
+        file = path / "config.json"
+        if not file.is_file():
+            raise CheckpointError(
+                f"{path}: no config.json, so this is no EAGLE-3 head",
+                hint="give --draft-model a folder with config.json and model.safetensors",
+            )
+        try:
+            data = json.loads(file.read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise CheckpointError(f"{file}: not JSON: {error}") from error
+        _check_architecture(file, data)
+        for flag in _UNSUPPORTED_FLAGS:
+            if data.get(flag) or data.get("eagle_config", {}).get(flag):
+                raise CheckpointError(f"{file}: {flag} is set; only the classic EAGLE-3 layer is supported")
+        try:
+            return cls._from(data, target)
+        except KeyError as error:
+            raise CheckpointError(f"{file}: key {error} is missing") from error
+
+    @classmethod
+    def _from(cls, data: dict[str, Any], target: TargetConfig) -> HeadConfig:
+        rope = data.get("rope_parameters") or data.get("rope_scaling") or {}
+        scaling = rope if rope.get("rope_type", rope.get("type", "default")) != "default" else None
+        heads = data["num_attention_heads"]
+        # the top-level key is the one that every engine reads
+        nested = (data.get("eagle_config") or {}).get("eagle_aux_hidden_state_layer_ids")
+        aux = data.get("eagle_aux_hidden_state_layer_ids", nested)
+        return cls(
+            hidden_size=data["hidden_size"],
+            num_heads=heads,
+            num_kv_heads=data.get("num_key_value_heads", heads),
+            head_dim=data.get("head_dim") or data["hidden_size"] // heads,
+            intermediate_size=data["intermediate_size"],
+            rms_norm_eps=data.get("rms_norm_eps", 1e-6),
+            # a head without a base was trained at 10000, whatever its target uses
+            rope_theta=data.get("rope_theta", rope.get("rope_theta", 10000.0)),
+            rope_scaling=scaling,
+            vocab_size=data["vocab_size"],
+            draft_vocab_size=data.get("draft_vocab_size") or data["vocab_size"],
+            max_position_embeddings=data.get("max_position_embeddings", 2048),
+            aux_layer_ids=tuple(aux) if aux else None,
+            target_hidden_size=data.get("target_hidden_size") or target.hidden_size,
+        )
+
+
+def _check_architecture(file: Path, data: dict[str, Any]) -> None:
+    names = data.get("architectures") or []
+    if data.get("speculators_model_type"):
+        raise CheckpointError(
+            f"{file}: speculators format ({data['speculators_model_type']}) is not read yet",
+            hint="convert the head to the classic EAGLE-3 layout",
+        )
+    known = {"LlamaForCausalLMEagle3", "LlamaForCausalLM", "Eagle3LlamaForCausalLM"}
+    if not set(names) & known:
+        raise CheckpointError(
+            f"{file}: architectures {names} is no EAGLE-3 head", hint=f"expected one of {sorted(known)}"
+        )
+    if data.get("num_hidden_layers", 1) != 1:
+        raise CheckpointError(f"{file}: num_hidden_layers {data['num_hidden_layers']}; a head has 1")
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """A checked head: tensors under classic names, and draft_to_target [D] absolute ids or None."""
+
+    path: Path
+    config: HeadConfig
+    tensors: dict[str, Tensor]
+    draft_to_target: Tensor | None
+
+
+def load_head(path: Path, target: TargetConfig) -> Head:
+    """Load and check the head in `path` against its target. Raises CheckpointError."""
+    config = HeadConfig.read(path, target)
+    _check_pair(path, config, target)
+    tensors = {_classic_name(name): tensor for name, tensor in _read_tensors(path).items()}
+    _check_shapes(path, config, tensors)
+    return Head(path, config, tensors, _draft_to_target(path, config, tensors))
+
+
+def _read_tensors(path: Path) -> dict[str, Tensor]:
+    safetensors_file, torch_file = path / "model.safetensors", path / "pytorch_model.bin"
+    try:
+        if safetensors_file.is_file():
+            from safetensors.torch import load_file
+
+            return load_file(safetensors_file)
+        if torch_file.is_file():
+            tensors: dict[str, Tensor] = torch.load(torch_file, map_location="cpu", weights_only=True)
+            return tensors
+    except Exception as error:
+        raise CheckpointError(f"{path}: the weights cannot be read: {error}") from error
+    raise CheckpointError(f"{path}: neither model.safetensors nor pytorch_model.bin is there")
+
+
+def _classic_name(name: str) -> str:
+    name = name.removeprefix("model.")
+    return name.replace("layers.0.", "midlayer.", 1) if name.startswith("layers.0.") else name
+
+
+def _check_pair(path: Path, config: HeadConfig, target: TargetConfig) -> None:
+    if config.vocab_size != target.vocab_size:
+        raise CheckpointError(
+            f"{path}: vocab_size {config.vocab_size} differs from the target's {target.vocab_size}",
+            hint="this head was trained for another target or tokenizer",
+        )
+    if config.target_hidden_size != target.hidden_size or config.hidden_size != target.hidden_size:
+        raise CheckpointError(
+            f"{path}: the head reads hidden size {config.target_hidden_size} (own {config.hidden_size}), "
+            f"the target has {target.hidden_size}",
+            hint="this head was trained for another target",
+        )
+    ids = config.aux_layer_ids
+    if ids is None:
+        if target.num_layers < 7:
+            raise CheckpointError(
+                f"{path}: no eagle_aux_hidden_state_layer_ids, and the default (2, L//2, L-3) needs a "
+                f"target of at least 7 layers, this one has {target.num_layers}"
+            )
+        return
+    if len(ids) != 3 or len(set(ids)) != 3 or not all(0 <= i < target.num_layers for i in ids):
+        raise CheckpointError(
+            f"{path}: eagle_aux_hidden_state_layer_ids {list(ids)}: need three different ids in "
+            f"0..{target.num_layers - 1}",
+            hint="ids count the layers run before the capture; SGLang's own ids are one lower",
+        )
+
+
+def expected_shapes(config: HeadConfig) -> dict[str, tuple[int, ...]]:
+    """Shapes of the classic tensors. Attention reads 2H; heads·head_dim may differ from H."""
+    hidden, inner = config.hidden_size, config.intermediate_size
+    query, keys = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    return {
+        "fc.weight": (hidden, 3 * config.target_hidden_size),
+        "midlayer.self_attn.q_proj.weight": (query, 2 * hidden),
+        "midlayer.self_attn.k_proj.weight": (keys, 2 * hidden),
+        "midlayer.self_attn.v_proj.weight": (keys, 2 * hidden),
+        "midlayer.self_attn.o_proj.weight": (hidden, query),
+        "midlayer.mlp.gate_proj.weight": (inner, hidden),
+        "midlayer.mlp.up_proj.weight": (inner, hidden),
+        "midlayer.mlp.down_proj.weight": (hidden, inner),
+        "midlayer.hidden_norm.weight": (hidden,),
+        "midlayer.input_layernorm.weight": (hidden,),
+        "midlayer.post_attention_layernorm.weight": (hidden,),
+        "norm.weight": (hidden,),
+        "lm_head.weight": (config.draft_vocab_size, hidden),
+    }
+
+
+def _check_shapes(path: Path, config: HeadConfig, tensors: dict[str, Tensor]) -> None:
+    for name, shape in expected_shapes(config).items():
+        if name not in tensors:
+            raise CheckpointError(f"{path}: tensor {name} is missing", hint="an EAGLE-3 head has it")
+        found = tuple(tensors[name].shape)
+        if found != shape:
+            raise CheckpointError(
+                f"{path}: tensor {name} is {list(found)}, config.json asks for {list(shape)}",
+                hint=_likely_cause(name, found, shape, config),
+            )
+
+
+def _likely_cause(name: str, found: tuple[int, ...], shape: tuple[int, ...], config: HeadConfig) -> str:
+    if name == "fc.weight" and len(found) == 2 and found[1] == 2 * config.target_hidden_size:
+        return "an fc of 2H is an EAGLE-1/2 head; this is method eagle, not eagle3"
+    if name.endswith(("q_proj.weight", "k_proj.weight", "v_proj.weight")):
+        if len(found) == 2 and found[1] == config.hidden_size:
+            return "the attention of an EAGLE-3 head reads 2H (embedding and hidden); this one reads H"
+        return "head_dim or the number of heads in config.json does not belong to these weights"
+    if name == "lm_head.weight":
+        return "draft_vocab_size in config.json does not belong to these weights"
+    return "config.json and the weights come from different heads"
+
+
+def _draft_to_target(path: Path, config: HeadConfig, tensors: dict[str, Tensor]) -> Tensor | None:
+    """Absolute target ids [D] of the draft vocabulary; None where it is the target's own."""
+    if "d2t" not in tensors:
+        if config.draft_vocab_size == config.vocab_size:
+            return None
+        raise CheckpointError(
+            f"{path}: draft_vocab_size {config.draft_vocab_size} < vocab_size {config.vocab_size}, "
+            "but there is no tensor d2t",
+            hint="without the map every draft would be a wrong token; export the head with d2t",
+        )
+    offsets = tensors["d2t"].to(torch.int64)
+    if tuple(offsets.shape) != (config.draft_vocab_size,):
+        raise CheckpointError(
+            f"{path}: d2t has {list(offsets.shape)} entries, draft_vocab_size is {config.draft_vocab_size}"
+        )
+    ids = torch.arange(config.draft_vocab_size) + offsets
+    is_map = bool((ids.diff() > 0).all()) and 0 <= int(ids.min()) and int(ids.max()) < config.vocab_size
+    if not is_map:
+        cause = "d2t holds offsets (target id = i + d2t[i])"
+        if bool((offsets.diff() > 0).all()):
+            cause += "; these look like absolute ids"
+        raise CheckpointError(f"{path}: i + d2t[i] does not rise within 0..{config.vocab_size - 1}", hint=cause)
+    if "t2d" in tensors:
+        flags = tensors["t2d"].bool()
+        if int(flags.sum()) != config.draft_vocab_size or not bool(flags[ids].all()):
+            raise CheckpointError(f"{path}: t2d and d2t speak of different tokens")
+    return ids

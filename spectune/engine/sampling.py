@@ -1,0 +1,135 @@
+"""Choosing the target's next token so that it depends on nothing but the text and the seed.
+
+y = argmax(log p + g) with Gumbel noise g from a hash of (seed, request, output index, token id).
+Plain and speculative decoding see the same noise at the same output index, so their texts are equal
+token by token also at T > 0 (Gumbel-max trick; inverse-CDF sampling would flip far more often under
+rounding). The hash is splitmix64 on integer tensors, equal on CPU and CUDA.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from spectune.records import Request, Sampling
+
+
+def _signed(value: int) -> int:
+    """A 64-bit pattern as the signed integer that torch stores."""
+    return value - (1 << 64) if value >= 1 << 63 else value
+
+
+_GOLDEN = _signed(0x9E3779B97F4A7C15)
+_MIX_1 = _signed(0xBF58476D1CE4E5B9)
+_MIX_2 = _signed(0x94D049BB133111EB)
+
+
+def _shift(x: Tensor, bits: int) -> Tensor:
+    """Logical right shift of int64 (torch's own is arithmetic)."""
+    return (x >> bits) & ((1 << (64 - bits)) - 1)
+
+
+def splitmix64(x: Tensor) -> Tensor:
+    """One splitmix64 output per int64 element (Steele, Lea and Flood 2014)."""
+    x = x + _GOLDEN
+    x = (x ^ _shift(x, 30)) * _MIX_1
+    x = (x ^ _shift(x, 27)) * _MIX_2
+    return x ^ _shift(x, 31)
+
+
+def request_key(request: Request) -> int:
+    """64-bit key of a request: its seed and its name, never its arrival order."""
+    text = f"{request.sampling.seed}:{request.request_id}".encode()
+    return _signed(int.from_bytes(hashlib.sha256(text).digest()[:8], "little"))
+
+
+def uniform(keys: Tensor, indices: Tensor, lane: Tensor) -> Tensor:
+    """Uniform float32 in (0, 1) from keys, output indices and lane (broadcast together).
+
+    53 bits before rounding, so that small values keep their relative precision.
+    """
+    stream = splitmix64(splitmix64(keys) + indices)
+    bits = _shift(splitmix64(stream + lane), 11)
+    return ((bits.to(torch.float64) + 0.5) * 2.0**-53).to(torch.float32)
+
+
+def gumbel(keys: Tensor, indices: Tensor, vocab_size: int) -> Tensor:
+    """Gumbel noise [..., V] for keys [...] and output indices [...]."""
+    tokens = torch.arange(vocab_size, device=keys.device)
+    u = uniform(keys.unsqueeze(-1), indices.unsqueeze(-1), tokens)
+    return -torch.log(-torch.log1p(-u))
+
+
+@dataclass(frozen=True, slots=True)
+class RowSampling:
+    """Sampling settings of the rows of a batch, as tensors [B]."""
+
+    is_greedy: bool
+    temperature: Tensor
+    top_k: Tensor
+    top_p: Tensor
+    min_p: Tensor
+    keys: Tensor
+
+    @classmethod
+    def of(cls, requests: Sequence[Request], device: torch.device) -> RowSampling:
+        rows: list[Sampling] = [request.sampling for request in requests]
+
+        def floats(name: str) -> Tensor:
+            return torch.tensor([getattr(row, name) for row in rows], dtype=torch.float32, device=device)
+
+        return cls(
+            is_greedy=all(row.is_greedy for row in rows),
+            temperature=floats("temperature"),
+            top_k=torch.tensor([row.top_k for row in rows], dtype=torch.int64, device=device),
+            top_p=floats("top_p"),
+            min_p=floats("min_p"),
+            keys=torch.tensor([request_key(r) for r in requests], dtype=torch.int64, device=device),
+        )
+
+
+def warp(logits: Tensor, rows: RowSampling) -> Tensor:
+    """Unnormalised log-probabilities [B, T, V] after temperature, top-k, top-p, min-p, in that order.
+
+    Tokens outside a filter get -inf. Rows at T = 0 are left as they are (their argmax is taken).
+    """
+    logits = logits.float()
+    scale = torch.where(rows.temperature > 0, rows.temperature, 1.0).view(-1, 1, 1)
+    logits = logits / scale
+    if bool((rows.top_k > 0).any()) or bool((rows.top_p < 1).any()):
+        logits = _filter_sorted(logits, rows)
+    if bool((rows.min_p > 0).any()):
+        floor = logits.max(-1, keepdim=True).values + rows.min_p.clamp_min(1e-30).log().view(-1, 1, 1)
+        logits = logits.masked_fill(logits < floor, float("-inf"))
+    return logits
+
+
+def _filter_sorted(logits: Tensor, rows: RowSampling) -> Tensor:
+    """Top-k, then the smallest set whose mass reaches top-p (the token that crosses is kept)."""
+    ranked, order = logits.sort(dim=-1, descending=True, stable=True)
+    rank = torch.arange(logits.shape[-1], device=logits.device)
+    top_k = torch.where(rows.top_k > 0, rows.top_k, logits.shape[-1]).view(-1, 1, 1)
+    ranked = ranked.masked_fill(rank >= top_k, float("-inf"))
+    mass = ranked.softmax(-1)
+    before = mass.cumsum(-1) - mass
+    ranked = ranked.masked_fill(before >= rows.top_p.view(-1, 1, 1), float("-inf"))
+    return torch.full_like(logits, float("-inf")).scatter(-1, order, ranked)
+
+
+def choose(logits: Tensor, rows: RowSampling, indices: Tensor) -> Tensor:
+    """The target's own tokens [B, T] at output indices [B, T] for logits [B, T, V]."""
+    if rows.is_greedy:
+        return logits.argmax(-1)
+    return perturbed(logits, rows, indices).argmax(-1)
+
+
+def perturbed(logits: Tensor, rows: RowSampling, indices: Tensor) -> Tensor:
+    """log p + g [B, T, V]: its argmax is the sample; its top-2 gap says how near a tie it was."""
+    warped = warp(logits, rows)
+    noise = gumbel(rows.keys.unsqueeze(1).expand_as(indices), indices, logits.shape[-1])
+    noisy = (rows.temperature > 0).view(-1, 1, 1)
+    return torch.where(noisy, warped + noise, warped)

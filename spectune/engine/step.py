@@ -1,0 +1,185 @@
+"""One decode round of the whole batch: draft, verify, accept, commit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from spectune.engine.drafter import Drafter
+from spectune.engine.kv_cache import KVCache, SlotView
+from spectune.engine.sampling import RowSampling, choose
+from spectune.engine.target import Target
+from spectune.engine.tree import DraftTree
+from spectune.engine.verify import ForcedAcceptance, Verdict, force, match, verify_residual
+from spectune.records import SpecConfig
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """The rows of one round; all lists are in row order.
+
+    `lengths` counts committed target columns, `num_outputs` emitted tokens, `num_steps` finished
+    steps; `roots` [B] are the last emitted tokens, not in the cache yet.
+    """
+
+    slots: SlotView
+    lengths: list[int]
+    num_outputs: list[int]
+    num_steps: list[int]
+    roots: Tensor
+    rows: RowSampling
+    forced_text: Sequence[Sequence[int]] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """What one round did: emitted [B][m+1] tokens, counts per row, and the seconds of each part."""
+
+    emitted: list[list[int]]
+    num_accepted: list[int]
+    num_verified: list[int]
+    draft_s: float
+    verify_s: float
+    other_s: float
+    margins: list[list[float]] | None = None
+
+
+class Stopwatch:
+    """Laps of one round; on CUDA it waits for the device, so that a lap is its own work."""
+
+    def __init__(self, clock: Callable[[], float], device: torch.device) -> None:
+        self._clock, self._device = clock, device
+        self._last = clock()
+        self.seconds = {"draft": 0.0, "verify": 0.0, "other": 0.0}
+
+    def lap(self, part: str) -> None:
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+        now = self._clock()
+        self.seconds[part] += now - self._last
+        self._last = now
+
+
+def step(
+    batch: Batch,
+    target: Target,
+    cache: KVCache,
+    drafter: Drafter | None,
+    config: SpecConfig,
+    *,
+    clock: Callable[[], float],
+    forced: ForcedAcceptance | None = None,
+    wants_margins: bool = False,
+) -> Turn:
+    """Run one round; the caller keeps the lengths of the rows."""
+    watch = Stopwatch(clock, target.device)
+    tree = draft(batch, drafter, config)
+    watch.lap("draft")
+    hidden, features = verify(batch, tree, target, cache)
+    logits = target.logits(hidden)  # [B, N, V]
+    watch.lap("verify")
+    verdict = accept(batch, tree, logits, config, forced)
+    emitted = commit_target(batch, tree, verdict, cache)
+    watch.lap("other")
+    if drafter is not None:
+        commit_draft(batch, verdict, emitted, features, drafter)
+    watch.lap("draft")
+    seconds = watch.seconds
+    return Turn(
+        emitted=emitted,
+        num_accepted=[len(tokens) - 1 for tokens in emitted],
+        num_verified=(tree.valid.sum(1) - 1).tolist(),
+        draft_s=seconds["draft"],
+        verify_s=seconds["verify"],
+        other_s=seconds["other"],
+        margins=path_margins(batch, tree, logits, verdict) if wants_margins else None,
+    )
+
+
+def draft(batch: Batch, drafter: Drafter | None, config: SpecConfig) -> DraftTree:
+    """A draft tree for each row; the root alone where the round does not speculate."""
+    if drafter is None or config.is_off:
+        return DraftTree.root_only(batch.roots)
+    return drafter.propose(batch.slots.slots, config, batch.rows)
+
+
+def verify(batch: Batch, tree: DraftTree, target: Target, cache: KVCache) -> tuple[Tensor, Tensor]:
+    """Score all nodes of all rows in one target pass: hidden [B, N, H], features [B, N, 3H]."""
+    starts = torch.tensor(batch.lengths, device=target.device).unsqueeze(1)
+    ancestors = None if tree.is_chain else tree.ancestors()
+    return target.forward(tree.tokens, starts + tree.depths, cache, batch.slots, batch.lengths, ancestors)
+
+
+def accept(
+    batch: Batch,
+    tree: DraftTree,
+    logits: Tensor,
+    config: SpecConfig,
+    forced: ForcedAcceptance | None,
+) -> Verdict:
+    """Decide what each row keeps."""
+    indices = output_indices(batch, tree)
+    if tree.q is not None and not batch.rows.is_greedy:
+        return verify_residual(tree, logits, batch.rows, indices)
+    if batch.forced_text is not None:
+        return match(tree, text_choices(batch.forced_text, indices))
+    choices = choose(logits, batch.rows, indices)
+    if forced is not None:
+        limits = torch.where(tree.valid, tree.depths, 0).amax(1).tolist()
+        counts = [forced.count(s, limit) for s, limit in zip(batch.num_steps, limits, strict=True)]
+        choices = force(tree, choices, counts)
+    return match(tree, choices)
+
+
+def output_indices(batch: Batch, tree: DraftTree) -> Tensor:
+    """Output index [B, N] that the target's choice at each node would fill."""
+    return torch.tensor(batch.num_outputs, device=tree.depths.device).unsqueeze(1) + tree.depths
+
+
+def text_choices(texts: Sequence[Sequence[int]], indices: Tensor) -> Tensor:
+    """Choices [B, N] read from given texts; past their end token 0 with no draft equal to it."""
+    rows = [
+        [text[index] if index < len(text) else -1 for index in row]
+        for text, row in zip(texts, indices.tolist(), strict=True)
+    ]
+    return torch.tensor(rows, dtype=torch.int64, device=indices.device)
+
+
+def commit_target(batch: Batch, tree: DraftTree, verdict: Verdict, cache: KVCache) -> list[list[int]]:
+    """Make the accepted path part of the text; returns the emitted tokens of each row."""
+    kept = tree.tokens.gather(1, verdict.path)[:, 1:].tolist()
+    counts = verdict.num_accepted.tolist()
+    finals = verdict.next_tokens.tolist()
+    if not tree.is_chain and verdict.path.shape[1] > 1:
+        starts = torch.tensor(batch.lengths, device=tree.tokens.device).unsqueeze(1)
+        steps = torch.arange(verdict.path.shape[1], device=tree.tokens.device)
+        # rows shorter than the longest copy their last node onto itself, past their own length
+        cache.move(batch.slots.index, starts + verdict.path, starts + steps)
+    return [row[:count] + [final] for row, count, final in zip(kept, counts, finals, strict=True)]
+
+
+def commit_draft(
+    batch: Batch, verdict: Verdict, emitted: list[list[int]], features: Tensor, drafter: Drafter
+) -> None:
+    """Replace the draft's own states by pairs with the target's features of root and accepted nodes."""
+    width = verdict.path.shape[1]
+    padded = [tokens + [tokens[-1]] * (width - len(tokens)) for tokens in emitted]
+    tokens = torch.tensor(padded, dtype=torch.int64, device=features.device)
+    index = verdict.path.unsqueeze(2).expand(-1, -1, features.shape[2])
+    drafter.commit(batch.slots.slots, tokens, features.gather(1, index), verdict.num_accepted + 1)
+
+
+def path_margins(batch: Batch, tree: DraftTree, logits: Tensor, verdict: Verdict) -> list[list[float]]:
+    """Top-2 gap of the (perturbed) logits at each emitted token of each row."""
+    from spectune.engine.sampling import perturbed
+
+    scores = logits.float()
+    if not batch.rows.is_greedy:
+        scores = perturbed(logits, batch.rows, output_indices(batch, tree))
+    top = scores.topk(2, -1).values
+    gaps = (top[..., 0] - top[..., 1]).gather(1, verdict.path)
+    counts = verdict.num_accepted.tolist()
+    return [row[: count + 1] for row, count in zip(gaps.tolist(), counts, strict=True)]

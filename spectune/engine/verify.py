@@ -1,0 +1,116 @@
+"""Verification: how much of a draft the target keeps, without changing the target's distribution.
+
+Sample-and-match (the default): the target draws its own token y at a node; if y is a child of the
+node, descend, else emit y and stop. Lossless by construction for drafts that are a deterministic
+function of the prefix. A child of probability q = 1 under the draft is right to be accepted with
+p(x) and, when refused, to be left out of what is drawn next: that is what drawing y first does.
+
+Residual (chains whose drafts were sampled from q): accept x with min(1, p(x)/q(x)); on refusal draw
+from (p - q)+ and stop; all accepted: draw from p (Leviathan et al. 2023, Chen et al. 2023).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from spectune.engine.sampling import RowSampling, gumbel, uniform, warp
+from spectune.engine.tree import DraftTree
+
+_REFUSAL_STREAM = 0x5851F42D4C957F2D
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """num_accepted [B]; path [B, P]: node indices from the root, padded by its last node;
+    next_tokens [B]: the target's own token after the accepted path."""
+
+    num_accepted: Tensor
+    path: Tensor
+    next_tokens: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class ForcedAcceptance:
+    """Accept a given mean number of drafts a step, whatever the target says: isolates cost.
+
+    Not lossless; never part of a measurement that is reported as speed of a model.
+    """
+
+    mean_accepted: float
+
+    def count(self, step: int, limit: int) -> int:
+        """Drafts to accept in the given step of a request; the mean is met by error diffusion."""
+        wanted = int((step + 1) * self.mean_accepted + 1e-9) - int(step * self.mean_accepted + 1e-9)
+        return min(wanted, limit)
+
+
+def match(tree: DraftTree, choices: Tensor) -> Verdict:
+    """Descend from the root while the target's choice [B, N] at a node is one of its children."""
+    agrees = tree.valid & (tree.tokens == choices.gather(1, tree.parents))  # [B, N]
+    kept = torch.zeros_like(agrees)
+    kept[:, 0] = True
+    for node in range(1, tree.num_nodes):
+        parent_kept = kept.gather(1, tree.parents[:, node : node + 1]).squeeze(1)
+        kept[:, node] = agrees[:, node] & parent_kept
+    return _verdict(tree, kept, choices)
+
+
+def _verdict(tree: DraftTree, kept: Tensor, choices: Tensor) -> Verdict:
+    num_accepted = kept.sum(1) - 1
+    longest = int(num_accepted.max())  # one sync a round: the accepted lengths decide what is next
+    depth_order = torch.where(kept, tree.depths, tree.num_nodes).sort(dim=1, stable=True).indices
+    steps = torch.arange(longest + 1, device=kept.device).expand(kept.shape[0], -1)
+    path = depth_order.gather(1, torch.minimum(steps, num_accepted.unsqueeze(1)))  # [B, P]
+    last = path[:, -1:]
+    return Verdict(num_accepted, path, choices.gather(1, last).squeeze(1))
+
+
+def force(tree: DraftTree, choices: Tensor, counts: Sequence[int]) -> Tensor:
+    """Choices [B, N] changed so that row b accepts counts[b] drafts along its first children."""
+    choices = choices.clone()
+    for row, count in enumerate(counts):
+        node = 0
+        for depth in range(count + 1):
+            is_child = (tree.parents[row] == node) & tree.valid[row]
+            is_child[0] = False
+            children = is_child.nonzero().flatten().tolist()
+            if depth == count or not children:
+                taken = set(tree.tokens[row][children].tolist()) if children else set()
+                token = int(choices[row, node])
+                while token in taken:
+                    token += 1
+                choices[row, node] = token
+                break
+            choices[row, node] = tree.tokens[row, children[0]]
+            node = children[0]
+    return choices
+
+
+def verify_residual(tree: DraftTree, logits: Tensor, rows: RowSampling, indices: Tensor) -> Verdict:
+    """Chains with sampled drafts: tree.q [B, K, V] is what each draft was drawn from.
+
+    Args:
+        logits: [B, K+1, V] of the target at root and drafts.
+        indices: [B, K+1] output index that the choice at each node would fill.
+    """
+    assert tree.q is not None and tree.is_chain, "residual verification needs a chain with q"
+    p = warp(logits, rows).softmax(-1)  # [B, K+1, V]
+    drafts = tree.tokens[:, 1:]
+    p_draft = p[:, :-1].gather(2, drafts.unsqueeze(2)).squeeze(2)  # [B, K]
+    q_draft = tree.q.gather(2, drafts.unsqueeze(2)).squeeze(2)
+    keys = rows.keys.unsqueeze(1).expand_as(indices)
+    coins = uniform(keys ^ _REFUSAL_STREAM, indices, torch.zeros_like(indices))[:, :-1]
+    # accept x with probability min(1, p/q); strict, so that p(x) = 0 is never accepted
+    accepted = (coins * q_draft < p_draft) & tree.valid[:, 1:]
+    kept = torch.cat([torch.ones_like(accepted[:, :1]), accepted.cumprod(1).bool()], 1)  # [B, K+1]
+    # refused: draw from (p - q)+; nothing refused: draw from p
+    refused_q = torch.cat([tree.q * tree.valid[:, 1:].unsqueeze(2), torch.zeros_like(p[:, :1])], 1)
+    residual = (p - refused_q).clamp_min(0)
+    empty = residual.sum(-1, keepdim=True) <= 0
+    residual = torch.where(empty, p, residual)
+    noise = gumbel(keys, indices, logits.shape[-1])
+    return _verdict(tree, kept, (residual.log() + noise).argmax(-1))
