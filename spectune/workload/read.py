@@ -148,11 +148,15 @@ def _calibration(source: Path, prompts: Sequence[Prompt], spare: Sequence[Prompt
     own = (source if source.is_dir() else source.parent) / CALIBRATION_FILE
     if not own.is_file() and spare:
         return tuple(_first_of_each_category(spare, CALIBRATION_PER_CATEGORY))
-    file = own if own.is_file() else workloads_folder() / CALIBRATION_FILE
     measured = {prompt.digest for prompt in prompts}
     wanted = {prompt.category for prompt in prompts}
-    unmeasured = [prompt for prompt in _read_prompts(file).prompts if prompt.digest not in measured]
-    return tuple(prompt for prompt in unmeasured if prompt.category in wanted) or tuple(unmeasured)
+    for file in (own, workloads_folder() / CALIBRATION_FILE):
+        found = _read_prompts(file).prompts if file.is_file() else []
+        unmeasured = [prompt for prompt in found if prompt.digest not in measured]
+        if unmeasured:
+            same_category = [prompt for prompt in unmeasured if prompt.category in wanted]
+            return tuple(same_category or unmeasured)
+    return ()
 
 
 def _first_of_each_category(prompts: Sequence[Prompt], number: int) -> Iterator[Prompt]:

@@ -31,8 +31,8 @@ def read_rows(path: Path) -> list[tuple[int, Any]]:
             f"{path}, line {error.lineno}, column {error.colno}: not JSON: {error.msg.lower()}",
             hint='expected is one JSON object a line, a JSON array of objects or {"data": [...]}',
         ) from error
-    except RecursionError as error:
-        raise WorkloadError(f"{path}: the JSON is nested too deeply to read") from error
+    except (RecursionError, ValueError) as error:  # nested too deeply, a number of too many digits
+        raise WorkloadError(f"{path}: cannot be read as JSON: {error}") from error
     if not rows:
         raise WorkloadError(f"{path}: the file holds no rows")
     return rows
