@@ -148,7 +148,10 @@ def _schema_of(spec: Setting) -> dict[str, Any]:
         item["maximum"] = spec.maximum
     described = {"description": spec.help, "default": _plain(spec.default)}
     if spec.is_list:
-        return {**described, "anyOf": [item, {"type": "array", "items": item, "minItems": 1}]}
+        return {
+            **described,
+            "anyOf": [item, {"type": "array", "items": item, "minItems": min(1, len(spec.default))}],
+        }
     if spec.is_nullable:
         return {**described, "anyOf": [item, {"type": "null"}]}
     return {**described, **item}

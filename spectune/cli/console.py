@@ -47,17 +47,24 @@ def write_log(error: BaseException, directory: Path | None = None) -> Path:
 
 
 @contextmanager
-def keep_log_in(directory: Path) -> Iterator[None]:
-    """An unexpected failure inside leaves its traceback in the run directory and a short message."""
+def keep_log_in(directory: Path, *, go_on: str) -> Iterator[None]:
+    """An unexpected failure or an interrupt inside leaves a short message and the command to go on.
+
+    The traceback is kept in `directory`.
+    """
     try:
         yield
     except SpectuneError:
+        raise
+    except KeyboardInterrupt:
+        say(f"everything done so far is in {directory}")
+        say(f"go on with: {go_on}")
         raise
     except Exception as error:
         log = write_log(error, directory)
         raise RunError(
             f"unexpected {type(error).__name__}: {error}",
-            hint=f"the traceback is in {log}; finished points are saved: spectune sweep --resume {directory}",
+            hint=f"the traceback is in {log}; go on with: {go_on}",
         ) from error
 
 

@@ -41,6 +41,8 @@ class Setting:
             return self._parse_item(value, source)
         items = [item.strip() for item in value.split(",")] if isinstance(value, str) else value
         items = list(items) if isinstance(items, list | tuple) else [items]
+        if items == [] and self.default == ():
+            return ()
         if not items or "" in items:
             raise UsageError(f"{source}: {value!r} has an empty item", hint="give a comma-separated list")
         return tuple(dict.fromkeys(self._parse_item(item, source) for item in items))

@@ -29,18 +29,18 @@ def read_summary(run: Path) -> RunSummary:
 
 def summary_document(summary: RunSummary) -> dict[str, Any]:
     """The summary as strict JSON, vLLM's names beside ours."""
-    from spectune.policy.export import summary_dict
+    from spectune.policy.export import to_dict
 
-    return summary_dict(summary)
+    return to_dict(summary)
 
 
 def save_results(store: RunStore, summary: RunSummary) -> Path:
     """summary.json, summary.csv, policy.json and report.html in the run directory; returns the page."""
-    from spectune.policy.export import summary_csv
+    from spectune.policy.export import to_csv
     from spectune.report.html import write_report
 
     store.write_json("summary.json", summary_document(summary))
-    store.write_text("summary.csv", summary_csv(summary))
+    store.write_text("summary.csv", to_csv(summary))
     if summary.policy is not None:
         store.write_json(POLICY_FILE, summary.policy)
     page = store.path / REPORT_FILE

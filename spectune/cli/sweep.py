@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
@@ -13,15 +11,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from spectune.cli.config import read_config
-from spectune.cli.console import duration, keep_log_in, print_json, say
-from spectune.cli.options import as_text, parse_settings, settings_of, with_flags
+from spectune.cli.console import duration, keep_log_in, print_json
+from spectune.cli.options import parse_settings, settings_of, with_flags
 from spectune.cli.sweep_options import QUICK, SweepOptions
 from spectune.errors import UsageError
 
 if TYPE_CHECKING:
     from spectune.tune.plan import SweepPlan
-
-INTERRUPTED = 130
 
 
 @with_flags(SweepOptions)
@@ -36,6 +32,9 @@ def sweep(
     resume: Annotated[
         Path | None, typer.Option("--resume", help="Complete this run directory with its own settings.")
     ] = None,
+    retry_failed: Annotated[
+        bool, typer.Option("--retry-failed", help="With --resume: run failed points again.")
+    ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and stop.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON on stdout.")] = False,
     **flags: Any,
@@ -46,10 +45,12 @@ def sweep(
     speculate.
     """
     options = stored_settings(resume, flags) if resume else read_settings(flags, config, quick=quick)
-    raise typer.Exit(run_sweep_command(options, resume, dry_run=dry_run, as_json=as_json))
+    if dry_run:
+        raise typer.Exit(show_plan(options, as_json=as_json))
+    raise typer.Exit(run(options, resume, retry_failed=retry_failed, as_json=as_json))
 
 
-def run_sweep_command(options: SweepOptions, resume: Path | None, *, dry_run: bool, as_json: bool) -> int:
+def run(options: SweepOptions, resume: Path | None, *, retry_failed: bool, as_json: bool) -> int:
     """The whole sweep; returns the exit code."""
     from spectune.cli.inputs import open_backend, plan_of, read_workload, work_s
     from spectune.cli.progress import sweep_progress
@@ -60,19 +61,14 @@ def run_sweep_command(options: SweepOptions, resume: Path | None, *, dry_run: bo
     workload = read_workload(options)
     backend = open_backend(options)
     plan = plan_of(options, workload, backend)
-    if dry_run:
-        show_plan(plan, options, as_json=as_json)
-        return 0
-    config = asdict(options)
     path = resume or run_directory(options)
-    store = (
-        resume_run(path, plan, backend)
-        if resume
-        else start_run(path, plan, backend, argv=sys.argv, config=config)
-    )
-    with resumable(path), keep_log_in(path):
+    if resume is not None:
+        store = resume_run(path, plan, backend)
+    else:
+        store = start_run(path, plan, backend, argv=sys.argv, config=asdict(options))
+    with keep_log_in(path, go_on=f"spectune sweep --resume {path}"):
         with sweep_progress(work_s(plan)) as progress:
-            run_sweep(plan, backend, store, progress)
+            run_sweep(plan, backend, store, progress, retry_failed=retry_failed)
         summary = summarize(store)
         page = save_results(store, summary)
     show_results(summary, page, as_json=as_json)
@@ -80,13 +76,12 @@ def run_sweep_command(options: SweepOptions, resume: Path | None, *, dry_run: bo
 
 
 def read_settings(flags: dict[str, Any], config: Path | None, *, quick: bool) -> SweepOptions:
-    """Flags over the file over --quick over defaults."""
+    """Flags over --quick over the file over defaults."""
     from_file, places = read_config(config) if config else ({}, {})
+    preset = QUICK if quick else {}
     given = {name: value for name, value in flags.items() if value is not None}
-    places = {name: place for name, place in places.items() if name not in given}
-    options: SweepOptions = parse_settings(
-        SweepOptions, QUICK if quick else {}, from_file, given, sources=places
-    )
+    sources = {name: place for name, place in places.items() if name not in given and name not in preset}
+    options: SweepOptions = parse_settings(SweepOptions, from_file, preset, given, sources=sources)
     return options
 
 
@@ -109,42 +104,21 @@ def run_directory(options: SweepOptions) -> Path:
     return Path(options.output_dir or f"runs/{datetime.now():%Y-%m-%d-%H%M%S}")
 
 
-@contextmanager
-def resumable(path: Path) -> Iterator[None]:
-    """An interrupt inside says how to go on."""
-    try:
-        yield
-    except KeyboardInterrupt as interrupt:
-        say(f"interrupted: everything measured so far is in {path}")
-        say(f"go on with: spectune sweep --resume {path}")
-        raise typer.Exit(INTERRUPTED) from interrupt
+def show_plan(options: SweepOptions, *, as_json: bool) -> int:
+    """Arms, cells, requests, what was pruned, and how long it takes; runs nothing."""
+    from spectune.cli.inputs import open_backend, plan_of, read_workload, work_s
 
-
-def show_plan(plan: SweepPlan, options: SweepOptions, *, as_json: bool) -> None:
-    """Arms, cells, requests, what was pruned, and how long it takes."""
-    from spectune.cli.inputs import work_s
-
+    plan = plan_of(options, read_workload(options), open_backend(options))
     # Only the default target on the CPU has been timed.
     is_timed = options.backend == "reference" and options.model is None and options.device == "cpu"
     estimate_s = work_s(plan) if is_timed else None
-    arms = [config.label for config in plan.configs]
-    cells = [cell.label for cell in plan.cells]
     if as_json:
-        print_json(
-            {
-                "points": len(plan.points),
-                "arms": arms,
-                "cells": cells,
-                "repeats": plan.repeats,
-                "requests": plan.num_requests,
-                "pruned": [{"point": label, "reason": reason} for label, reason in plan.pruned],
-                "estimated_s": estimate_s,
-            }
-        )
-        return
-    print(f"{len(plan.points)} points: {len(arms)} arms x {len(cells)} cells x {as_text(plan.repeats)} runs")
+        print_json({**plan_document(plan), "estimated_s": estimate_s})
+        return 0
+    arms = [config.label for config in plan.configs]
+    print(f"{len(plan.points)} points: {len(arms)} arms x {len(plan.cells)} cells x {plan.repeats} runs")
     print(f"arms: {', '.join(arms)}")
-    print(f"cells: {'; '.join(cells)}")
+    print(f"cells: {'; '.join(cell.label for cell in plan.cells)}")
     print(f"requests: {plan.num_requests}, at most {plan.sampling.max_tokens} tokens each")
     for label, reason in plan.pruned:
         print(f"pruned: {label}: {reason}")
@@ -152,3 +126,16 @@ def show_plan(plan: SweepPlan, options: SweepOptions, *, as_json: bool) -> None:
         print("estimated time: not known for this backend, target and device")
     else:
         print(f"estimated time: about {duration(estimate_s)} on two cores")
+    return 0
+
+
+def plan_document(plan: SweepPlan) -> dict[str, Any]:
+    """The plan as plain JSON values."""
+    return {
+        "points": len(plan.points),
+        "arms": [config.label for config in plan.configs],
+        "cells": [cell.label for cell in plan.cells],
+        "repeats": plan.repeats,
+        "requests": plan.num_requests,
+        "pruned": [{"point": label, "reason": reason} for label, reason in plan.pruned],
+    }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import textwrap
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -21,9 +22,9 @@ def print_verdict(summary: RunSummary) -> None:
         _print_table(header, rows)
     if summary.is_simulated:
         print("SIMULATED: declared costs and acceptance, nothing was measured")
-    print(f"{summary.outcome}: {summary.verdict}")
+    _print_wrapped(f"{summary.outcome}: {summary.verdict}")
     for caution in summary.cautions:
-        print(f"caution: {caution}")
+        _print_wrapped(f"caution: {caution}")
 
 
 def print_policy(policy: Mapping[str, Any]) -> None:
@@ -83,6 +84,10 @@ def _config_label(value: Any) -> str:
     from spectune.policy.table import config_of
 
     return config_of(value).label
+
+
+def _print_wrapped(text: str) -> None:
+    print(textwrap.fill(text, min(shutil.get_terminal_size().columns, 110), break_on_hyphens=False))
 
 
 def _print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
