@@ -1,0 +1,85 @@
+"""Docs cannot rot: commands, README and published schemas are compared."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+from spectune.cli.app import app
+from spectune.cli.docs import example_of, walk, with_table
+
+README = Path(__file__).parent.parent.joinpath("README.md").read_text(encoding="utf-8")
+COMMANDS = dict(walk())
+SHELL_BLOCKS = re.findall(r"```sh\n(.*?)```", README, flags=re.DOTALL)
+COMMAND_LINES = [
+    part.strip()
+    for block in SHELL_BLOCKS
+    for line in block.splitlines()
+    for part in line.split("&&")
+    if part.strip().startswith(("spectune ", ".venv/bin/spectune "))
+]
+
+
+def parse(command_line: str) -> None:
+    """Parse a command line without running it; raises what a person would get."""
+    words = shlex.split(command_line.split(">")[0])[1:]
+    command: Any = typer.main.get_command(app)
+    context = None
+    while True:
+        context = command.make_context(words[0] if words else "spectune", list(words), parent=context)
+        if not hasattr(command, "commands"):
+            return
+        _, command, words = command.resolve_command(context, [*context._protected_args, *context.args])
+
+
+def test_readme_has_commands_to_check() -> None:
+    """The README shows commands, and the search for them finds them."""
+    assert len(COMMAND_LINES) > 10
+
+
+@pytest.mark.parametrize("command_line", COMMAND_LINES)
+def test_readme_command_parses(command_line: str) -> None:
+    """Every command of the README has flags that exist."""
+    parse(command_line)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_command_has_help_and_an_example_that_parses(name: str) -> None:
+    """Every command explains itself and its options, and its example works."""
+    command = COMMANDS[name]
+
+    assert command.help
+    assert all(getattr(option, "help", None) for option in command.params)
+    assert example_of(command).startswith(f"spectune {name}")
+    parse(example_of(command))
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_command_has_json_output(name: str) -> None:
+    """Every command can answer a program."""
+    assert "--json" in {flag for option in COMMANDS[name].params for flag in option.opts}
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_command_is_in_the_readme(name: str) -> None:
+    """Every command is in the README."""
+    assert f"`spectune {name}`" in README
+
+
+def test_readme_table_of_commands_is_current() -> None:
+    """The table in the README is the one that follows from the commands."""
+    assert with_table(README) == README
+
+
+def test_readme_has_the_two_set_up_commands() -> None:
+    """A newcomer needs one line to get a result and one to run the tests."""
+    assert (
+        "python -m venv .venv && .venv/bin/pip install '.[engine]' && .venv/bin/spectune sweep --quick"
+        in README
+    )
+    assert "python -m venv .venv && .venv/bin/pip install -e '.[dev]' && .venv/bin/python -m pytest" in README

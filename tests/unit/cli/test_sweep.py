@@ -1,0 +1,228 @@
+"""`spectune sweep` and what reads its run, on the simulated backend."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from spectune.tune import sweep as tune_sweep
+
+FILES = {
+    "manifest.json",
+    "points.jsonl",
+    "requests",
+    "summary.json",
+    "summary.csv",
+    "policy.json",
+    "report.html",
+}
+
+Spectune = Callable[..., Any]
+
+TINY = (
+    *("sweep", "--backend", "simulated", "--num-tokens", "1,3", "--topk", "1", "--method", "eagle3"),
+    *("--batch-size", "1", "--num-prompts", "8", "--max-tokens", "16"),
+)
+
+
+@pytest.fixture(scope="session")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run; copy it before changing it."""
+    from spectune.cli.app import run
+
+    path = tmp_path_factory.mktemp("runs") / "finished"
+    assert 0 == run([*TINY, "--output-dir", str(path)])
+    return path
+
+
+def test_sweep_simulated_leaves_a_whole_run(finished: Path) -> None:
+    """A sweep leaves counts, summary, table, policy and page in its directory."""
+    assert set() == FILES - {path.name for path in finished.iterdir()}
+
+
+def test_sweep_prints_the_verdict_on_stdout_and_the_rest_on_stderr(spectune: Spectune) -> None:
+    """The verdict table is data; prompts, progress and the report's path are not."""
+    answer = spectune(*TINY, "--output-dir", "run")
+
+    assert 0 == answer.code
+    assert "decision" in answer.out
+    assert "SIMULATED" in answer.out
+    assert "report: run/report.html" in answer.err
+    assert "[3/3]" in answer.err
+
+
+def test_sweep_json_is_the_stored_summary(spectune: Spectune) -> None:
+    """With --json standard output is one document, the one in the run directory."""
+    answer = spectune(*TINY, "--output-dir", "run", "--json")
+
+    assert json.loads(Path("run/summary.json").read_text(encoding="utf-8")) == answer.document
+
+
+def test_sweep_without_output_dir_makes_one_below_runs(spectune: Spectune) -> None:
+    """A run that is not named is kept under runs/."""
+    assert 0 == spectune(*TINY).code
+
+    [run] = Path("runs").iterdir()
+    assert (run / "report.html").is_file()
+
+
+def test_sweep_dry_run_plans_and_runs_nothing(spectune: Spectune) -> None:
+    """--dry-run tells arms, cells and what was pruned, and leaves no run."""
+    answer = spectune(
+        *("sweep", "--backend", "simulated", "--method", "eagle3", "--num-tokens", "1,3", "--topk", "1,4"),
+        *("--num-draft-tokens", "8", "--batch-size", "1,4", "--dry-run", "--json"),
+    )
+
+    plan = answer.document
+    assert ["off", "eagle3 K=1", "eagle3 K=3", "eagle3 D=3 k=4 N=8"] == plan["arms"]
+    assert 8 == plan["points"]
+    assert ["eagle3 D=1 k=4 N=8"] == [entry["point"] for entry in plan["pruned"]]
+    assert not Path("runs").exists()
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["--num-speculative-tokens", "2,4", "--speculative-eagle-topk", "1", "--max-concurrency", "2"],
+        ["--speculative-num-steps", "2,4", "--eagle-topk", "1", "--batch-size", "2"],
+        ["--num-steps", "2,4", "--topk", "1", "--batch-size", "2"],
+    ],
+    ids=["vllm", "sglang", "ours"],
+)
+def test_sweep_engine_spellings_give_the_same_plan(spectune: Spectune, argv: list[str]) -> None:
+    """The spellings of the engines plan the same sweep."""
+    answer = spectune("sweep", "--backend", "simulated", "--method", "eagle3", *argv, "--dry-run", "--json")
+
+    assert ["off", "eagle3 K=2", "eagle3 K=4"] == answer.document["arms"]
+    assert ["batch 2, context 0, T=0"] == answer.document["cells"]
+
+
+@pytest.mark.parametrize(
+    ("argv", "expected"),
+    [
+        pytest.param([], ["eagle3 K=2"], id="file-over-default"),
+        pytest.param(["--num-tokens", "4"], ["eagle3 K=4"], id="flag-over-file"),
+        pytest.param(["--quick"], ["eagle3 K=1", "eagle3 K=3", "eagle3 K=5"], id="quick-over-file"),
+        pytest.param(["--quick", "--num-tokens", "4"], ["eagle3 K=4"], id="flag-over-quick"),
+    ],
+)
+def test_sweep_settings_have_an_order(spectune: Spectune, argv: list[str], expected: list[str]) -> None:
+    """Flags win over --quick, that over the file, that over the defaults."""
+    Path("spectune.yaml").write_text(
+        "backend: {backend: simulated}\nsearch: {method: eagle3, num_tokens: 2}\n", encoding="utf-8"
+    )
+
+    answer = spectune("sweep", "--config", "spectune.yaml", "--topk", "1", *argv, "--dry-run", "--json")
+
+    assert ["off", *expected] == answer.document["arms"]
+
+
+def test_sweep_bad_value_in_a_file_names_the_place(spectune: Spectune) -> None:
+    """An error in the file names file, section and key, not a flag nobody typed."""
+    Path("spectune.yaml").write_text("search: {num_tokens: [0]}\n", encoding="utf-8")
+
+    answer = spectune("sweep", "--config", "spectune.yaml")
+
+    assert (2, "error: spectune.yaml: search.num_tokens: 0 is below the minimum of 1\n") == (
+        answer.code,
+        answer.err,
+    )
+
+
+def test_sweep_interrupted_says_how_to_go_on_and_resume_completes(
+    spectune: Spectune, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C ends with 130 and the resume command; that command ends with exactly the planned points."""
+    kept = tune_sweep.run_sweep
+
+    def interrupted(*args: Any, **kwargs: Any) -> None:
+        progress = args[3]
+        done = progress.point_done
+
+        def stop_after_first(outcome: Any) -> None:
+            done(outcome)
+            raise KeyboardInterrupt
+
+        progress.point_done = stop_after_first
+        kept(*args, **kwargs)
+
+    monkeypatch.setattr(tune_sweep, "run_sweep", interrupted)
+    first = spectune(*TINY, "--output-dir", "run")
+    monkeypatch.setattr(tune_sweep, "run_sweep", kept)
+    second = spectune("sweep", "--resume", "run")
+
+    lines = Path("run/points.jsonl").read_text(encoding="utf-8").splitlines()
+    assert (130, 0) == (first.code, second.code)
+    assert "go on with: spectune sweep --resume run" in first.err
+    assert 3 == len({json.dumps(json.loads(line)["point"], sort_keys=True) for line in lines})
+
+
+def test_sweep_resume_with_another_setting_is_refused(spectune: Spectune, finished: Path) -> None:
+    """A resumed run keeps its settings; a flag that would change one is named."""
+    answer = spectune("sweep", "--resume", str(finished), "--seed", "3")
+
+    assert 2 == answer.code
+    assert "--seed cannot change them" in answer.err
+
+
+def test_sweep_unexpected_failure_leaves_the_traceback_in_the_run(
+    spectune: Spectune, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A failure after measuring loses nothing: the run says where the log is and how to go on."""
+
+    def fail(*_: object, **__: object) -> None:
+        raise RuntimeError("drawing failed")
+
+    monkeypatch.setattr("spectune.report.html.write_report", fail)
+
+    answer = spectune(*TINY, "--output-dir", "run")
+
+    assert 1 == answer.code
+    assert "error: unexpected RuntimeError: drawing failed" in answer.err
+    assert "Traceback" in Path("run/error.log").read_text(encoding="utf-8")
+    assert Path("run/points.jsonl").is_file()
+
+
+def test_sweep_eagle3_without_a_head_is_refused_before_anything_runs(spectune: Spectune) -> None:
+    """eagle3 on an own target needs a head: the error comes before any model is loaded."""
+    answer = spectune("sweep", "--model", "somewhere", "--method", "eagle3", "--output-dir", "run")
+
+    assert 2 == answer.code
+    assert "needs --draft-model" in answer.err
+    assert not Path("run").exists()
+
+
+def test_report_draws_the_page_again(spectune: Spectune, finished: Path) -> None:
+    """`report` needs only the raw counts of a run."""
+    run = Path(shutil.copytree(finished, "copy"))
+    for name in ("report.html", "summary.json", "policy.json"):
+        (run / name).unlink()
+
+    answer = spectune("report", "copy")
+
+    assert (0, "report: copy/report.html\n") == (answer.code, answer.err)
+    assert "<html" in (run / "report.html").read_text(encoding="utf-8")
+
+
+def test_policy_show_prints_a_row_for_each_cell(spectune: Spectune, finished: Path) -> None:
+    """`policy show` reads a run directory and its policy.json alike."""
+    from_run = spectune("policy", "show", str(finished))
+    from_file = spectune("policy", "show", str(finished / "policy.json"))
+
+    assert from_run == from_file
+    assert "anywhere else: off" in from_run.out
+
+
+def test_policy_show_file_that_is_no_policy_is_refused(spectune: Spectune) -> None:
+    """Any other JSON is named as not being a policy."""
+    Path("x.json").write_text('{"a": 1}', encoding="utf-8")
+
+    answer = spectune("policy", "show", "x.json")
+
+    assert 2 == answer.code
+    assert "x.json: not a spectune policy" in answer.err
