@@ -119,11 +119,11 @@ class CellRun:
         for point in points:
             outcome = self._outcome(point, stored[point], count)
             doubts = point_cautions(point, stored[point], off) if outcome.status is Status.OK else ()
-            cautions.pop(point.point_id, None)
-            if doubts:
-                cautions[point.point_id] = tuple(caution.text for caution in doubts)
+            texts = tuple(caution.text for caution in doubts)
             # Cautions first: a point with an outcome is never visited again.
-            self.store.write_cautions(cautions)
+            if texts != cautions.get(point.point_id, ()):
+                cautions[point.point_id] = texts
+                self.store.write_cautions(cautions)
             self.store.append_outcome(outcome)
             self.progress.point_done(outcome)
             speedup = _speedup(point, stored[point], off)

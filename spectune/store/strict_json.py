@@ -17,9 +17,25 @@ from spectune.errors import StoreError
 def dump_strict(value: Any, *, indent: int | None = None, where: str = "value") -> str:
     """`value` as JSON text. Refuses NaN, infinity and unknown types by the key they stand under."""
     separators = (",", ":") if indent is None else (",", ": ")
-    return json.dumps(
-        _plain(value, where), indent=indent, separators=separators, ensure_ascii=False, allow_nan=False
+    encoder = json.JSONEncoder(
+        indent=indent, separators=separators, ensure_ascii=False, allow_nan=False, check_circular=False
     )
+    if type(value) in (dict, list) and _is_flat(value):
+        return encoder.encode(value)
+    return encoder.encode(_plain(value, where))
+
+
+def _is_flat(value: Any) -> bool:
+    """Whether json needs no help: plain keys, scalars and lists of scalars, all floats finite."""
+    items = value.values() if isinstance(value, dict) else value
+    if isinstance(value, dict) and not all(type(key) is str for key in value):
+        return False
+    return all(_is_scalar(item) or (type(item) in (list, tuple) and _is_flat(item)) for item in items)
+
+
+def _is_scalar(value: Any) -> bool:
+    kind = type(value)
+    return kind is int or kind is str or value is None or (kind is float and math.isfinite(value))
 
 
 def _plain(value: Any, where: str) -> Any:

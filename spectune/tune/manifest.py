@@ -24,6 +24,8 @@ def build_manifest(
 ) -> dict[str, Any]:
     """Everything that is known before the first launch; `config` holds the resolved flags."""
     provenance = collect(argv)
+    described = describe_plan(plan)
+    described["workload"]["template_digest"] = getattr(backend, "template_digest", None)
     return {
         "schema_version": SCHEMA_VERSION,
         "created": provenance["date"],
@@ -31,7 +33,7 @@ def build_manifest(
         "backend": backend.capabilities().name,
         "fingerprint": asdict(backend.fingerprint()),
         "provenance": provenance,
-        **describe_plan(plan),
+        **described,
         "points": [{"point_id": point.point_id, **point.canonical} for point in plan.points],
         "pruned": [list(entry) for entry in plan.pruned],
         "cautions": [caution.text for caution in _cautions(plan)],
@@ -52,7 +54,6 @@ def describe_plan(plan: SweepPlan) -> dict[str, Any]:
             "digest": workload.digest,
             "num_prompts": len(workload.prompts),
             "categories": categories,
-            "template_digest": None,
             "dropped": list(workload.dropped),
         },
         "plan": {
@@ -88,7 +89,8 @@ def check_same_run(store: RunStore, plan: SweepPlan, backend: Backend) -> None:
         _refuse(NotComparable, store, *difference)
     described = _strict(describe_plan(plan))
     for key in ("workload", "plan"):
-        if difference := first_difference(manifest[key], described[key], key):
+        theirs = {name: value for name, value in manifest[key].items() if name in described[key]}
+        if difference := first_difference(theirs, described[key], key):
             _refuse(UsageError, store, *difference)
     ids = [point.point_id for point in plan.points]
     if difference := first_difference([row["point_id"] for row in manifest["points"]], ids, "points"):

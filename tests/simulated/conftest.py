@@ -1,21 +1,63 @@
-"""Workloads and runs that the end-to-end tests share."""
+"""Workloads, plans and runs that the end-to-end tests share."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from spectune.backend.simulated import SimulatedBackend
-from spectune.records import Prompt, Sampling, SpecConfig
+from spectune.measure.progress import SilentProgress
+from spectune.records import Point, PointOutcome, Prompt, Sampling, SpecConfig
 from spectune.store import RunStore
 from spectune.tune.plan import SweepPlan, plan_sweep
 from spectune.tune.sweep import run_sweep, start_run
 from spectune.workload.workload import Workload
 
+OFF = SpecConfig.off()
+EAGLE = SpecConfig.chain("eagle3", 3)
+NGRAM = SpecConfig.chain("ngram", 2)
 
-def make_workload(categories: Sequence[str] = ("chat", "code"), each: int = 4) -> Workload:
+
+class Recorder(SilentProgress):
+    """Remembers what it was told; raises `error` at the `stop_at`-th block or point."""
+
+    def __init__(
+        self, *, stop_at: tuple[str, int] | None = None, error: type[BaseException] = KeyboardInterrupt
+    ):
+        self.blocks: list[tuple[Point, int]] = []
+        self.outcomes: list[PointOutcome] = []
+        self.notes: list[str] = []
+        self.counts: tuple[int, int] | None = None
+        self.is_finished = False
+        self._stop_at = stop_at
+        self._error = error
+
+    def started(self, total: int, done: int) -> None:
+        self.counts = (total, done)
+
+    def block_done(self, point: Point, index: int) -> None:
+        self.blocks.append((point, index))
+        self._maybe_stop("block", len(self.blocks))
+
+    def point_done(self, outcome: PointOutcome) -> None:
+        self.outcomes.append(outcome)
+        self._maybe_stop("point", len(self.outcomes))
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+    def finished(self) -> None:
+        self.is_finished = True
+
+    def _maybe_stop(self, kind: str, count: int) -> None:
+        if self._stop_at == (kind, count):
+            raise self._error
+
+
+def _workload(categories: Sequence[str] = ("chat", "code"), each: int = 4) -> Workload:
     """`each` prompts a category, and two for calibration."""
     prompts = tuple(
         Prompt(prompt_id=f"{category}-{i}", category=category, turns=(f"{category} question {i}",))
@@ -28,34 +70,50 @@ def make_workload(categories: Sequence[str] = ("chat", "code"), each: int = 4) -
     return Workload(name="made", prompts=prompts, digest="d" * 64, calibration=calibration)
 
 
-def make_plan(
+def _plan(
     backend: SimulatedBackend,
-    configs: Sequence[SpecConfig] | None = None,
+    configs: Sequence[SpecConfig] = (OFF, EAGLE, NGRAM),
     *,
     workload: Workload | None = None,
     batch_sizes: Sequence[int] = (1,),
-    max_tokens: int = 24,
-    **kwargs: object,
+    sampling: Sampling | None = None,
+    **kwargs: Any,
 ) -> SweepPlan:
-    if configs is None:
-        configs = (SpecConfig.off(), SpecConfig.chain("eagle3", 3), SpecConfig.chain("ngram", 2))
     return plan_sweep(
         backend,
-        workload or make_workload(),
+        workload or _workload(),
         configs,
         batch_sizes=batch_sizes,
-        sampling=Sampling(max_tokens=max_tokens),
-        **kwargs,  # type: ignore[arg-type]
+        sampling=sampling or Sampling(max_tokens=16),
+        **kwargs,
     )
 
 
 @pytest.fixture
-def sweep(tmp_path: Path) -> Callable[..., RunStore]:
-    """Run a plan in a new directory and return its store."""
+def workload_of() -> Callable[..., Workload]:
+    """Makes a workload from categories and a count."""
+    return _workload
 
-    def run(plan: SweepPlan, backend: SimulatedBackend, name: str = "run") -> RunStore:
+
+@pytest.fixture
+def plan_of() -> Callable[..., SweepPlan]:
+    """Makes a small plan for a backend: off, eagle3 K=3, ngram K=2 at batch 1."""
+    return _plan
+
+
+@pytest.fixture
+def recorder() -> type[Recorder]:
+    """The class of a progress that remembers."""
+    return Recorder
+
+
+@pytest.fixture
+def sweep(tmp_path: Path) -> Callable[..., RunStore]:
+    """Runs a plan in a new directory and returns its store."""
+
+    def run(plan: SweepPlan, backend: SimulatedBackend, progress: Any = None, name: str = "run") -> RunStore:
         store = start_run(tmp_path / name, plan, backend, argv=["spectune", "sweep"])
-        run_sweep(plan, backend, store)
+        run_sweep(plan, backend, store, progress)
         return store
 
     return run
