@@ -8,10 +8,9 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 
-from spectune.policy.comparison import Acceptance, ArmSummary, CellComparison, Prediction
+from spectune.policy.comparison import Acceptance, ArmSummary, CellComparison, Prediction, Rounds
 from spectune.policy.decide import is_clear_loss, ratio_text
 from spectune.records import Fingerprint, Status
-from spectune.theory.speedup import slowdown_cause
 
 LONG_LENGTH = 4.0
 SHORT_LENGTH = 3.0
@@ -19,7 +18,6 @@ GOOD_ALPHA = 0.80
 POOR_ALPHA = 0.70
 SAME_LENGTH = 0.02
 LOW_COVERAGE = 0.5
-HIGH_ZERO_SHARE = 0.5
 COSTLY_TOKEN = 0.10
 OFF_RULES = (32, 64)
 
@@ -31,9 +29,9 @@ def advise(
 ) -> tuple[str, ...]:
     """Sentences in the order of what they are worth; none without its number."""
     found: list[str] = []
-    for rule in _CELL_RULES:
-        for cell in cells:
-            found += rule(cell)
+    for rule, says_both_ends in _CELL_RULES:
+        told = [sentence for cell in cells for sentence in rule(cell)]
+        found += [told[0], told[-1]] if told and says_both_ends else told[:1]
     found += _by_load(cells)
     found += _by_category(categories)
     found += _by_temperature(cells)
@@ -65,6 +63,10 @@ def _length(arm: ArmSummary) -> float | None:
     return None if arm.acceptance is None else arm.acceptance.acceptance_length
 
 
+def _plain_rounds(cell: CellComparison) -> Rounds | None:
+    return next((arm.rounds for arm in cell.arms if arm.config.is_off), None)
+
+
 def _deepest(cell: CellComparison) -> int:
     return max((arm.config.num_steps for arm in _candidates(cell)), default=0)
 
@@ -73,23 +75,28 @@ def _deepest(cell: CellComparison) -> int:
 
 
 def _losing(cell: CellComparison) -> Iterator[str]:
-    """Why the best candidate loses, with its break-even acceptance length and zero-accept share."""
+    """Why the best candidate loses: its dearest part, break-even acceptance length, zero-accept share."""
     leader = _leader(cell)
-    if leader is None or cell.decision.verdict != "off" or not is_clear_loss(leader):
+    plain = _plain_rounds(cell)
+    if leader is None or plain is None or cell.decision.verdict != "off" or not is_clear_loss(leader):
         return
-    length, prediction = _length(leader), leader.prediction
-    plain = next((arm.rounds for arm in cell.arms if arm.config.is_off), None)
-    if length is None or leader.rounds is None or plain is None:
+    rounds, length = leader.rounds, _length(leader)
+    if rounds is None or length is None or leader.acceptance is None:
         return
-    cause = slowdown_cause(
-        length, plain.total_s, leader.rounds.draft_s, leader.rounds.verify_s, leader.rounds.other_s
-    )
-    zero = leader.acceptance.zero_accept_share if leader.acceptance is not None else None
+    excess = {
+        "draft": rounds.draft_s,
+        "verification": rounds.verify_s - plain.verify_s,
+        "overhead": rounds.other_s - plain.other_s,
+    }
+    part = max(excess, key=lambda name: excess[name])
+    zero = leader.acceptance.zero_accept_share
     share = "" if zero is None else f"; {zero:.0%} of the steps with a draft accept nothing"
-    ratio = prediction.draft_cost_ratio if prediction is not None else None
-    step = "" if ratio is None else f"; one draft step costs {ratio:.2f} of a plain step"
-    if cause is not None:
-        yield f"{leader.config.label} at {cell.cell.label} loses: {cause}{share}{step}."
+    step = rounds.draft_s / leader.config.num_steps / plain.total_s
+    yield (
+        f"{leader.config.label} at {cell.cell.label} loses: {part} too expensive, {excess[part] / plain.total_s:.2f} "
+        f"of a plain step a round (one draft step costs {step:.2f}); break-even acceptance length "
+        f"{rounds.total_s / plain.total_s:.2f}, measured {length:.2f}{share}."
+    )
 
 
 def _longer(cell: CellComparison) -> Iterator[str]:
@@ -200,7 +207,7 @@ def _coverage(cell: CellComparison) -> Iterator[str]:
 def _verify_growth(cell: CellComparison) -> Iterator[str]:
     """What each further verified token really costs."""
     leader = _leader(cell)
-    plain = next((arm.rounds for arm in cell.arms if arm.config.is_off), None)
+    plain = _plain_rounds(cell)
     if leader is None or leader.rounds is None or plain is None or plain.verify_s <= 0:
         return
     extra = leader.config.num_draft_tokens - 1
@@ -229,17 +236,18 @@ def _theory_share(cell: CellComparison) -> Iterator[str]:
 
 Rule = Callable[[CellComparison], Iterator[str]]
 
-_CELL_RULES: tuple[Rule, ...] = (
-    _losing,
-    _longer,
-    _shorter,
-    _head_or_inference,
-    _idle_depth,
-    _tree_or_chain,
-    _coverage,
-    _verify_growth,
-    _theory_share,
+_CELL_RULES: tuple[tuple[Rule, bool], ...] = (
+    (_losing, True),
+    (_longer, False),
+    (_shorter, False),
+    (_head_or_inference, False),
+    (_idle_depth, False),
+    (_tree_or_chain, True),
+    (_coverage, False),
+    (_verify_growth, True),
+    (_theory_share, True),
 )
+"""Rules in the order of their worth; those that change with the load speak for the first and last cell."""
 
 
 # Rules over cells ---------------------------------------------------------------------------------

@@ -55,7 +55,7 @@ def _arm_cautions(arm: ArmSummary) -> list[str]:
         found.append(f"one block only, so the speedup of {arm.speedup.value:.2f}x has no interval")
     residual = None if arm.prediction is None else arm.prediction.residual_fraction
     if residual is not None and abs(residual) > RESIDUAL_LIMIT:
-        found.append(f"measured time per token is {residual:+.0%} of the predicted one")
+        found.append(f"measured time per token differs from the predicted one by {residual:+.0%}")
     return found
 
 

@@ -155,8 +155,8 @@ def _ngram_window(config: SpecConfig) -> dict[str, Any]:
     """Window of n-gram matching in vLLM's words."""
     if config.method != Method.NGRAM:
         return {}
-    names = (("prompt_lookup_max", "max_ngram"), ("prompt_lookup_min", "min_ngram"))
-    window = {vllm: config.option(vllm, config.option(ours)) for vllm, ours in names}
+    names = ("prompt_lookup_max", "prompt_lookup_min")
+    window = {name: config.option(name) for name in names}
     return {name: value for name, value in window.items() if value is not None}
 
 
@@ -253,8 +253,8 @@ def _notes(policy: Mapping[str, Any], engine: str) -> list[str]:
         )
     if categories := sorted({cell["category"] for cell in policy["cells"] if cell["category"]}):
         notes.append(
-            f"{engine} does not switch by category; {', '.join(categories)} would decide otherwise and need "
-            "a deployment of their own behind a router"
+            f"{engine} does not switch by category; decided otherwise: {', '.join(categories)}; "
+            "for that put two deployments behind a router"
         )
     high = validity["context_tokens"][1]
     notes.append(f"measured up to {high} tokens per sequence; longer contexts are not covered")

@@ -260,7 +260,7 @@ def _assemble(
             is_simulated=is_simulated,
             num_missing=missing,
             num_points=len(points),
-            notes=tuple(dict.fromkeys(run.notes)),
+            notes=tuple(dict.fromkeys((*manifest.get("cautions", ()), *run.notes))),
         ),
         workload=workload,
         provenance=dict(manifest.get("provenance") or {}),

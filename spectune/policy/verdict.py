@@ -7,6 +7,7 @@ from typing import Any
 
 from spectune.policy import decide
 from spectune.policy.comparison import CellComparison, Decision
+from spectune.records import Cell
 
 
 def verdict_text(
@@ -17,55 +18,47 @@ def verdict_text(
 ) -> str:
     """What to do and by how much, the mix named that the numbers are over."""
     decided = [cell for cell in cells if cell.decision.verdict != decide.NO_DATA]
+    places = place_names([cell.cell for cell in cells])
     if outcome == decide.NO_DATA or not decided:
         reasons = dict.fromkeys(cell.decision.reason for cell in cells)
         return f"No data to decide on: {'; '.join(reasons) or 'no point was measured'}."
-    first = {
-        decide.SPECULATE: _speculate,
-        decide.DO_NOT: _do_not,
-        decide.LOAD: _depends,
-        decide.WORKLOAD: _depends,
-    }[outcome](decided)
-    second = _categories_text(decide.opposed_categories(decided, categories))
-    mix = _mix_text(workload or {})
-    return " ".join(part for part in (f"{first}{mix}.", second) if part)
+    first = _first_sentence(outcome, decided, places)
+    second = _categories_text(decide.opposed_categories(decided, categories), places)
+    return " ".join(part for part in (f"{first}{_mix_text(workload or {})}.", second) if part)
 
 
-def _speculate(cells: Sequence[CellComparison]) -> str:
-    if len(cells) == 1:
-        return f"Speculate with {_choice(cells[0])}"
-    return f"Speculate: {'; '.join(_choice(cell) for cell in cells)}"
-
-
-def _do_not(cells: Sequence[CellComparison]) -> str:
-    if len(cells) == 1:
-        return f"Do not speculate at {cells[0].cell.label}: {cells[0].decision.reason}"
-    parts = (f"{cell.cell.label}: {_loser(cell.decision)}" for cell in cells)
-    return f"Do not speculate: {'; '.join(parts)}"
-
-
-def _depends(cells: Sequence[CellComparison]) -> str:
-    parts = [
-        _choice(cell) if cell.decision.verdict == "on" else f"off at {cell.cell.label}" + _why_off(cell)
+def place_names(cells: Sequence[Cell]) -> dict[Cell, str]:
+    """Cells by batch size and whatever else differs between them: `batch 4, T=0.7`."""
+    contexts = {cell.context_tokens for cell in cells}
+    temperatures = {cell.temperature for cell in cells}
+    return {
+        cell: f"batch {cell.batch_size}"
+        + (f", context {cell.context_tokens}" if len(contexts) > 1 else "")
+        + (f", T={cell.temperature:g}" if len(temperatures) > 1 else "")
         for cell in cells
-    ]
-    axes = ("batch_size", "context_tokens", "temperature")
-    words = ("batch size", "context", "temperature")
-    varied = [
-        word
-        for axis, word in zip(axes, words, strict=True)
-        if len({getattr(cell.cell, axis) for cell in cells}) > 1
-    ]
+    }
+
+
+def _first_sentence(outcome: str, cells: Sequence[CellComparison], places: Mapping[Cell, str]) -> str:
     verdicts = {cell.decision.verdict for cell in cells}
-    lead = (
-        f"It depends on the {' and '.join(varied)}" if varied and len(verdicts) > 1 else "Over all categories"
-    )
-    return f"{lead}: {'; '.join(parts)}"
+    if outcome == decide.DO_NOT and len(cells) == 1:
+        return f"Do not speculate at {places[cells[0].cell]}: {cells[0].decision.reason}"
+    lead = {
+        decide.SPECULATE: "Speculate",
+        decide.DO_NOT: "Do not speculate",
+        decide.LOAD: "It depends on the load",
+        decide.WORKLOAD: "It depends on the workload",
+    }[outcome]
+    if outcome == decide.WORKLOAD and len(verdicts) == 1:
+        lead += "; over all categories"
+    return f"{lead}: {'; '.join(_cell_text(cell, places[cell.cell]) for cell in cells)}"
 
 
-def _why_off(cell: CellComparison) -> str:
-    loser = _loser(cell.decision)
-    return f" ({loser})" if loser else ""
+def _cell_text(cell: CellComparison, place: str) -> str:
+    decision = cell.decision
+    if decision.verdict == "on" and decision.speedup is not None:
+        return f"{decision.chosen.label} at {place} runs at {decide.ratio_text(decision.speedup)}"
+    return f"off at {place}, {_loser(decision)}"
 
 
 def _loser(decision: Decision) -> str:
@@ -74,13 +67,9 @@ def _loser(decision: Decision) -> str:
     return f"best candidate {decision.runner_up.label} {decision.runner_up_reason}"
 
 
-def _choice(cell: CellComparison) -> str:
-    decision = cell.decision
-    assert decision.speedup is not None, cell.cell.label
-    return f"{decision.chosen.label} at {cell.cell.label}, {decide.ratio_text(decision.speedup)}"
-
-
-def _categories_text(opposed: Sequence[tuple[CellComparison, CellComparison]]) -> str:
+def _categories_text(
+    opposed: Sequence[tuple[CellComparison, CellComparison]], places: Mapping[Cell, str]
+) -> str:
     """Which categories gain and which lose, and where."""
     if not opposed:
         return ""
@@ -93,7 +82,7 @@ def _categories_text(opposed: Sequence[tuple[CellComparison, CellComparison]]) -
                 gains[gain.scope] = f"{gain.scope} {decide.ratio_text(gain.decision.speedup)}"
             losses[loss.scope] = f"{loss.scope} ({_loser(loss.decision)})"
     return (
-        f"At {cell.label} categories disagree: speculation gains in {', '.join(gains.values())} and loses in "
+        f"At {places[cell]} categories disagree: speculation gains in {', '.join(gains.values())} and loses in "
         f"{', '.join(losses.values())}."
     )
 
