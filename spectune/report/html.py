@@ -1,0 +1,102 @@
+"""A run summary becomes one HTML page that needs no other file and no network."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from spectune.policy.comparison import RunSummary
+from spectune.report import sections
+from spectune.report.page import page
+from spectune.report.svg import arm_styles
+from spectune.report.tables import each_arm
+from spectune.report.text import Html, escape
+
+_NAV = (
+    ("what-to-do", "What to do"),
+    ("decisions", "Decision"),
+    ("cautions", "Cautions"),
+    ("speedup", "Speedup"),
+    ("acceptance", "Acceptance"),
+    ("prediction", "Prediction"),
+    ("rounds", "Round time"),
+    ("break-even", "Break-even"),
+    ("categories", "Categories"),
+    ("latency", "Latency"),
+    ("policy", "Policy"),
+    ("failures", "Failed"),
+    ("provenance", "Provenance"),
+)
+
+
+def render_report(summary: RunSummary) -> str:
+    """The whole report as text of one HTML document: inline style, script and SVG, nothing loaded."""
+    arms = [*each_arm(summary.cells), *each_arm(summary.categories)]
+    styles = arm_styles(arm.config.label for _, arm in arms if not arm.config.is_off)
+    failed = sections.failures(summary)
+    nothing = summary.outcome == "no data"  # then the failures are what the reader came for
+    parts = (
+        *([failed] if nothing else []),
+        sections.what_to_do(summary),
+        sections.decisions(summary),
+        sections.cautions(summary),
+        sections.advice(summary),
+        sections.speedup_section(summary, styles),
+        sections.acceptance(summary, styles),
+        sections.prediction(summary, styles),
+        sections.rounds(summary),
+        sections.break_even(summary),
+        sections.floor(summary),
+        sections.categories(summary, styles),
+        sections.latency(summary),
+        sections.policy(summary),
+        *([] if nothing else [failed]),
+        sections.definitions(summary),
+        sections.provenance(summary),
+    )
+    body = (
+        f"{_banner(summary)}{_header(summary)}<main>{sections.verdict(summary)}{''.join(parts)}"
+        f"<footer>spectune report, schema version {summary.schema_version}. {DASH_NOTE}</footer></main>"
+    )
+    mark = "SIMULATED: " if summary.is_simulated else ""
+    return page(
+        title=f"{mark}{summary.run_name}: {summary.outcome}", body=body, is_simulated=summary.is_simulated
+    )
+
+
+DASH_NOTE = "An em dash means that a value was not observed; its letter points to the reason."
+
+
+def write_report(summary: RunSummary, path: Path) -> None:
+    """Render first, then write beside `path` and rename, so an old report is never half replaced."""
+    text = render_report(summary)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        temporary.write_text(text, encoding="utf-8")
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _banner(summary: RunSummary) -> Html:
+    if not summary.is_simulated:
+        return Html("")
+    return Html(
+        '<div class="sim-banner" role="alert">SIMULATED DATA: no engine and no model was run'
+        "<span>All numbers come from declared costs. Do not publish them or deploy by them.</span></div>"
+    )
+
+
+def _header(summary: RunSummary) -> Html:
+    facts = [str(summary.workload["name"])] if summary.workload.get("name") else []
+    if summary.fingerprint:
+        mark = summary.fingerprint
+        facts = [mark.target, mark.backend, f"{mark.device}, {mark.dtype}", *facts]
+    about = escape(" \N{MIDDLE DOT} ".join(facts))
+    links = "".join(f'<a href="#{name}">{label}</a>' for name, label in _NAV)
+    return Html(
+        f'<header class="top"><h1>spectune report: {escape(summary.run_name)}</h1>'
+        f'<span class="meta">{about}</span></header>'
+        f'<nav aria-label="sections"><div>{links}</div></nav>'
+    )

@@ -1,0 +1,335 @@
+"""The tables with one row an arm: speedup, acceptance, prediction, rounds, break-even, floor, latency."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from spectune.policy.comparison import ArmSummary, CellComparison, RunSummary, Spread
+from spectune.records import Status
+from spectune.report.grid import Row, chip, numbers, share_bar, table, words
+from spectune.report.text import (
+    DASH,
+    TIMES,
+    Html,
+    Missing,
+    Value,
+    config_html,
+    escape,
+    is_number,
+    milliseconds,
+    number,
+    percent,
+    speedup,
+)
+
+NO_DRAFTS = "plain decoding proposes no drafts"
+IS_BASE = "the plain arm is what speedups are measured against"
+NO_ROUNDS = "no full-batch decode rounds were recorded"
+NO_LATENCY = "no latency was recorded"
+
+
+def why_absent(arm: ArmSummary, otherwise: str) -> str:
+    """The reason of an absent value: the arm's own status first."""
+    if arm.status != Status.OK:
+        return f"{arm.status.value}: {(arm.reason or 'no reason recorded').splitlines()[0]}"
+    return otherwise
+
+
+def interval_unit(cells: Sequence[CellComparison]) -> str:
+    """`95% interval`, from the levels in use."""
+    levels = {arm.speedup.level for item in cells for arm in item.arms if arm.speedup}
+    levels |= {item.decision.speedup.level for item in cells if item.decision.speedup}
+    return f"{' / '.join(f'{level * 100:g}%' for level in sorted(levels) or [0.95])} interval"
+
+
+def arm_table(cells: Sequence[CellComparison]) -> Html:
+    """Every arm with its speedup and on what the speedup rests."""
+    columns = (
+        numbers("Batch"), words("Arm"), numbers("Speedup", interval_unit(cells)), words("Basis"),
+        numbers("Requests", "failed in brackets"), numbers("Reached batch"), words("Status"),
+    )  # fmt: skip
+    rows = [
+        Row(
+            kind=row_kind(item, arm),
+            group=item.cell.label,
+            cells=(
+                str(item.cell.batch_size),
+                config_html(arm.config),
+                speedup(arm.speedup, IS_BASE if arm.config.is_off else why_absent(arm, "not enough blocks")),
+                arm.speedup_basis
+                or Missing(reason=IS_BASE if arm.config.is_off else why_absent(arm, "no speedup")),
+                f"{arm.num_requests}" + (f" ({arm.num_failed})" if arm.num_failed else ""),
+                number(arm.reached_batch, why_absent(arm, "the backend did not report it"), digits=1),
+                chip(arm.status.value),
+            ),
+        )
+        for item, arm in each_arm(cells)
+    ]
+    return table(columns, rows, empty="No arm was measured.")
+
+
+def acceptance_table(cells: Sequence[CellComparison]) -> Html:
+    """Acceptance of every arm, pooled over steps, with both ways to read it by position."""
+    columns = (
+        numbers("Batch"), words("Arm"), numbers("Acceptance length", "pooled over steps"),
+        numbers("Mean of requests", "not used to decide"), numbers("Accepted / verified"),
+        numbers("Steps that accept nothing"), words("Survival by position"), words("Conditional by position"),
+        numbers("Steps"),
+    )  # fmt: skip
+    rows = []
+    for item, arm in each_arm(cells):
+        got = arm.acceptance
+        why = (
+            NO_DRAFTS
+            if arm.config.is_off
+            else why_absent(arm, (got.reason if got else None) or "no steps were recorded")
+        )
+        rows.append(
+            Row(
+                kind=row_kind(item, arm),
+                group=item.cell.label,
+                cells=(
+                    str(item.cell.batch_size),
+                    config_html(arm.config),
+                    number(got.acceptance_length if got else None, why),
+                    number(got.acceptance_length_per_request if got else None, why),
+                    percent(got.draft_acceptance_rate if got else None, why),
+                    percent(got.zero_accept_share if got else None, why),
+                    _shares(got.survival if got else (), why),
+                    _shares(got.conditional_acceptance if got else (), why),
+                    f"{got.num_steps:,}" if got else Missing(reason=why),
+                ),
+            )
+        )
+    return table(columns, rows, empty="No steps were recorded.")
+
+
+def _shares(values: Sequence[float | None], why: str) -> Value:
+    if not values:
+        return Missing(reason=why)
+    texts = (percent(value, "never reached") for value in values)
+    shares = (DASH if isinstance(text, Missing) else escape(text) for text in texts)
+    return Html(f'<span class="list-of">{"&ensp;".join(shares)}</span>')
+
+
+def prediction_table(cells: Sequence[CellComparison]) -> Html:
+    """Theory beside measurement, with the residual."""
+    columns = (
+        numbers("Batch"), words("Arm"), numbers("Predicted TPOT", "ms"), numbers("Measured TPOT", "ms"),
+        numbers("Residual", "measured / predicted - 1"), numbers("Predicted speedup"),
+        numbers("Ideal speedup", "free verification"), numbers("Draft cost ratio c"),
+    )  # fmt: skip
+    rows = []
+    for item, arm in each_arm(cells):
+        got = arm.prediction
+        why = why_absent(arm, (got.reason if got else None) or "no prediction was made")
+        rows.append(
+            Row(
+                kind=row_kind(item, arm),
+                group=item.cell.label,
+                cells=(
+                    str(item.cell.batch_size),
+                    config_html(arm.config),
+                    milliseconds(got.predicted_tpot_s if got else None, why),
+                    milliseconds(got.measured_tpot_s if got else None, why),
+                    percent(got.residual_fraction if got else None, why, digits=1, signed=True),
+                    number(got.predicted_speedup if got else None, why, suffix=TIMES),
+                    number(got.ideal_speedup if got else None, why, suffix=TIMES),
+                    number(got.draft_cost_ratio if got else None, why, digits=3),
+                ),
+            )
+        )
+    return table(columns, rows, empty="No prediction was made.")
+
+
+def waterfall_table(cells: Sequence[CellComparison]) -> Html:
+    """The speedup as a product of factors, one a cause."""
+    entries = [(item, arm, dict(arm.prediction.waterfall)) for item, arm in each_arm(cells) if arm.prediction]
+    entries = [entry for entry in entries if entry[2]]
+    parts = list(dict.fromkeys(part for *_, factors in entries for part in factors))
+    rows = [
+        Row(
+            kind=row_kind(item, arm),
+            group=item.cell.label,
+            cells=(
+                str(item.cell.batch_size),
+                config_html(arm.config),
+                *(
+                    number(_exp(factors.get(part)), "not part of this arm's account", suffix=TIMES)
+                    for part in parts
+                ),
+                number(_exp(sum(part for part in factors.values())), "a factor is missing", suffix=TIMES),
+                speedup(arm.speedup, why_absent(arm, "no speedup was computed")),
+            ),
+        )
+        for item, arm, factors in entries
+    ]
+    columns = (
+        numbers("Batch"), words("Arm"), *(numbers(part.capitalize(), "factor") for part in parts),
+        numbers("Product"), numbers("Speedup", "all blocks"),
+    )  # fmt: skip
+    return table(columns, rows, empty="No account of the speedup by cause: it needs predictions.")
+
+
+def _exp(value: float | None) -> float | None:
+    return None if value is None or not is_number(value) else math.exp(min(value, 700.0))
+
+
+def round_table(cells: Sequence[CellComparison]) -> Html:
+    """Mean time of a full-batch decode round by part."""
+    columns = (
+        numbers("Batch"), words("Arm"), numbers("Draft", "ms"), numbers("Verify", "ms"),
+        numbers("Other", "ms"), numbers("Round", "ms"), numbers("Tokens per sequence"),
+        numbers("Time per token", "ms"), numbers("Rounds"),
+    )  # fmt: skip
+    rows = []
+    for item, arm in each_arm(cells):
+        got, why = arm.rounds, why_absent(arm, NO_ROUNDS)
+        draft = (
+            Missing(reason=NO_DRAFTS)
+            if arm.config.is_off
+            else milliseconds(got.draft_s if got else None, why)
+        )
+        rows.append(
+            Row(
+                kind=row_kind(item, arm),
+                group=item.cell.label,
+                cells=(
+                    str(item.cell.batch_size),
+                    config_html(arm.config),
+                    draft,
+                    milliseconds(got.verify_s if got else None, why),
+                    milliseconds(got.other_s if got else None, why),
+                    milliseconds(got.total_s if got else None, why),
+                    number(got.tokens_per_sequence if got else None, why),
+                    milliseconds(got.round_tpot_s if got else None, why),
+                    f"{got.num_rounds:,}" if got else Missing(reason=why),
+                ),
+            )
+        )
+    return table(columns, rows, empty="No rounds were recorded.")
+
+
+def break_even_table(cells: Sequence[CellComparison]) -> Html:
+    """Acceptance length needed and had."""
+    columns = (
+        numbers("Batch"), words("Arm"), numbers("Break-even", "tokens per round"),
+        numbers("Measured", "tokens per round"), numbers("Margin"), words("Above break-even"),
+    )  # fmt: skip
+    rows = []
+    for item, arm in each_arm(cells):
+        if arm.config.is_off:
+            continue
+        need = arm.prediction.break_even_acceptance_length if arm.prediction else None
+        have = arm.acceptance.acceptance_length if arm.acceptance else None
+        why = why_absent(
+            arm, (arm.prediction.reason if arm.prediction else None) or "no acceptance or round time"
+        )
+        margin = have - need if need is not None and have is not None else None
+        if margin is None or not is_number(margin):
+            signed, is_above = number(margin, why), number(margin, why)
+        else:
+            signed = f"{margin:+.2f}".replace("-", "\N{MINUS SIGN}")
+            is_above = "yes" if margin > 0 else "no"
+        rows.append(
+            Row(
+                kind=row_kind(item, arm),
+                group=item.cell.label,
+                cells=(
+                    str(item.cell.batch_size), config_html(arm.config), number(need, why), number(have, why),
+                    signed, is_above,
+                ),
+            )
+        )  # fmt: skip
+    return table(columns, rows, empty="No speculative arm has both numbers.")
+
+
+def floor_table(cells: Sequence[CellComparison]) -> Html:
+    """How near each arm is to the time that its bytes need at the measured read bandwidth."""
+    columns = (
+        numbers("Batch"), words("Arm"), numbers("Floor", "ms per token"), numbers("Measured TPOT", "ms"),
+        words("Share of the floor reached"),
+    )  # fmt: skip
+    rows = []
+    for item, arm in each_arm(cells):
+        got = arm.prediction
+        why = why_absent(arm, (got.reason if got else None) or "bandwidth or weight size is unknown")
+        share = got.floor_share if got else None
+        bar = percent(share, why)
+        if share is not None and not isinstance(bar, Missing):
+            bar = share_bar(share, bar)
+        rows.append(
+            Row(
+                kind=row_kind(item, arm),
+                group=item.cell.label,
+                cells=(
+                    str(item.cell.batch_size),
+                    config_html(arm.config),
+                    milliseconds(got.floor_tpot_s if got else None, why),
+                    milliseconds(got.measured_tpot_s if got else None, why), bar,
+                ),
+            )
+        )  # fmt: skip
+    return table(columns, rows, empty="No floor was computed.")
+
+
+def latency_table(cells: Sequence[CellComparison]) -> Html:
+    """Latency of whole requests in ms, and throughput."""
+    columns = (
+        numbers("Batch"), words("Arm"), numbers("TPOT mean", "ms"), numbers("TPOT p50", "ms"),
+        numbers("TPOT p90", "ms"), numbers("TPOT p99", "ms"), numbers("TTFT p50", "ms"),
+        numbers("TTFT p99", "ms"), numbers("Inter-chunk gap p50", "ms"), numbers("Inter-chunk gap p99", "ms"),
+        numbers("Throughput", "tokens/s"), numbers("n", "requests"),
+    )  # fmt: skip
+    rows = []
+    for item, arm in each_arm(cells):
+        why = why_absent(arm, NO_LATENCY)
+        tpot, ttft, gap = (
+            (arm.latency.tpot_s, arm.latency.ttft_s, arm.latency.inter_chunk_s)
+            if arm.latency
+            else (None,) * 3
+        )
+        rows.append(
+            Row(
+                kind=row_kind(item, arm),
+                group=item.cell.label,
+                cells=(
+                    str(item.cell.batch_size),
+                    config_html(arm.config),
+                    *_spread(tpot, why, "mean", "p50", "p90", "p99"),
+                    *_spread(ttft, why, "p50", "p99"),
+                    *_spread(gap, why, "p50", "p99"),
+                    number(arm.output_tokens_per_s, why, digits=1),
+                    f"{tpot.n:,}" if tpot else Missing(reason=why),
+                ),
+            )
+        )
+    return table(columns, rows, empty="No latency was measured.")
+
+
+def _spread(spread: Spread | None, why: str, *names: str) -> list[Value]:
+    return [milliseconds(None if spread is None else getattr(spread, name), why) for name in names]
+
+
+def problem_arms(summary: RunSummary) -> list[tuple[str, Status, str]]:
+    """Arms without a result that no failure names yet."""
+    named = [failure.label for failure in summary.failures]
+    problems: list[tuple[str, Status, str]] = []
+    for item, arm in each_arm(summary.cells):
+        label = f"{arm.config.label} @ {item.cell.label}"
+        if arm.status != Status.OK and not any(name.startswith(label) for name in named):
+            problems.append((label, arm.status, arm.reason or "no reason was recorded"))
+    return problems
+
+
+def each_arm(cells: Sequence[CellComparison]) -> list[tuple[CellComparison, ArmSummary]]:
+    """All arms of all cells with their cell."""
+    return [(item, arm) for item in cells for arm in item.arms]
+
+
+def row_kind(item: CellComparison, arm: ArmSummary) -> str:
+    """The CSS class of an arm's row: base for plain decoding, chosen for the arm to run."""
+    chosen = item.decision.verdict != "no data" and arm.config == item.decision.chosen
+    base = "base" if arm.config.is_off else ""
+    return f"{base} chosen".strip() if chosen else base

@@ -1,0 +1,349 @@
+"""The report as a page: every section for every kind of run, self-contained, honest about absence."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from spectune.policy.comparison import Failure, RunSummary
+from spectune.records import Interval, SpecConfig, Status
+from spectune.report import render_report, write_report
+
+Render = Callable[[RunSummary], str]
+SECTIONS = {
+    "verdict", "what-to-do", "decisions", "cautions", "advice", "speedup", "acceptance", "prediction",
+    "rounds", "break-even", "floor", "categories", "latency", "policy", "failures", "definitions",
+    "provenance",
+}  # fmt: skip
+CHARTS = {"speedup-0", "acceptance-0", "prediction", "rounds", "break-even"}
+HOSTILE = '</code><script>alert("x")</script><img src=https://evil.example/x.png onerror=alert(1)>$\\frac{'
+
+
+class Page(HTMLParser):
+    """Tags with attributes, ids in order, and the visible text."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.words: list[str] = []
+        self._hidden = 0
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        self._hidden += tag in {"script", "style"}
+
+    def handle_endtag(self, tag: str) -> None:
+        self._hidden -= tag in {"script", "style"}
+
+    def handle_data(self, data: str) -> None:
+        if not self._hidden:
+            self.words.append(data)
+
+    @property
+    def text(self) -> str:
+        return " ".join(" ".join(self.words).split())
+
+    @property
+    def ids(self) -> list[str]:
+        return [str(attributes["id"]) for _, attributes in self.tags if "id" in attributes]
+
+    def count(self, tag: str) -> int:
+        return sum(name == tag for name, _ in self.tags)
+
+
+def section_of(html: str, name: str) -> str:
+    """Markup of one section."""
+    return html.split(f'<section id="{name}">')[1].split("</section>")[0]
+
+
+@pytest.fixture(
+    scope="session", params=["full_summary", "one_point_summary", "all_failed_summary", "simulated_summary"]
+)
+def any_summary(request: pytest.FixtureRequest) -> RunSummary:
+    return request.getfixturevalue(request.param)
+
+
+def test_render_any_run_has_every_section_once(any_summary: RunSummary, render: Render) -> None:
+    """Each section stands on the page exactly once, whatever the run holds, and no id is used twice."""
+    page = Page(render(any_summary))
+
+    assert {name for name in page.ids if name in SECTIONS} == SECTIONS
+    assert len(page.ids) == len(set(page.ids))
+
+
+def test_render_any_run_loads_nothing(any_summary: RunSummary, render: Render) -> None:
+    """No element refers to anything outside the page, and the page forbids the browser to try."""
+    html = render(any_summary)
+    page = Page(html)
+
+    assert re.findall(r"https?:|//[a-z]", html.replace("file://", "")) == []
+    assert {tag for tag, _ in page.tags} & {"link", "img", "iframe", "object", "embed", "image"} == set()
+    references = [
+        str(value)
+        for _, attributes in page.tags
+        for name, value in attributes.items()
+        if name in {"href", "src", "xlink:href", "srcset", "data", "action"}
+    ]
+    assert [reference for reference in references if not reference.startswith("#")] == []
+    assert "@import" not in html
+    assert re.findall(r"url\((?!#)", html) == []
+    policies = [
+        attributes["content"] for tag, attributes in page.tags if tag == "meta" and "http-equiv" in attributes
+    ]
+    assert [str(policy).split(";")[0] for policy in policies] == ["default-src 'none'"]
+
+
+def test_render_any_run_resolves_its_own_anchors(any_summary: RunSummary, render: Render) -> None:
+    """Every link and every reference inside a drawing points to an id on the page."""
+    html = render(any_summary)
+    page = Page(html)
+    anchors = {str(attributes["href"])[1:] for _, attributes in page.tags if "href" in attributes}
+    clips = set(re.findall(r"url\(#([^)]+)\)", html))
+
+    assert (anchors | clips) - set(page.ids) == set()
+
+
+def test_render_any_run_never_says_nan(any_summary: RunSummary, render: Render) -> None:
+    """Absent values are dashes, so nan, inf and None never reach the reader."""
+    text = Page(render(any_summary)).text
+
+    assert re.findall(r"\b(nan|inf|None)\b", text, flags=re.IGNORECASE) == []
+
+
+def test_render_one_point_draws_one_marker(one_point_summary: RunSummary, render: Render) -> None:
+    """A single batch size still gets all charts; its speedup is one marker and no line."""
+    html = render(one_point_summary)
+    charts = {name.removeprefix("chart-") for name in Page(html).ids if name.startswith("chart-")}
+    speedup = section_of(html, "speedup")
+
+    assert charts == CHARTS
+    assert "eagle3 K=2  1.42\N{MULTIPLICATION SIGN}" in speedup
+    assert speedup.count("fill: #0072b2; stroke: #ffffff") == 1  # the first arm's colour, as a marker
+    assert speedup.count("stroke: #0072b2; stroke-width: 1.8") == 0  # and as a line
+
+
+def test_render_full_run_draws_lines(full_summary: RunSummary, render: Render) -> None:
+    """With three batch sizes the first arm is a line, which proves that the check for none can fail."""
+    speedup = section_of(render(full_summary), "speedup")
+
+    assert "stroke: #0072b2; stroke-width: 1.8" in speedup
+
+
+def test_render_one_block_says_that_there_is_no_interval(
+    one_point_summary: RunSummary, render: Render
+) -> None:
+    """A speedup without an interval is labelled with its count instead of a made-up interval."""
+    assert "no interval, n=1" in Page(render(one_point_summary)).text
+
+
+def test_render_all_failed_shows_points_and_log(all_failed_summary: RunSummary, render: Render) -> None:
+    """When nothing succeeded the report leads with the failed points and the end of their logs."""
+    html = render(all_failed_summary)
+    page = Page(html)
+    failed = Page(section_of(html, "failures")).text
+
+    assert "No verdict: nothing could be measured." in page.text
+    assert html.index('id="failures"') < html.index('id="decisions"')
+    assert failed.count("last line of the log: illegal instruction") == 2
+    assert "off @ batch 1, context 512, T=0" in failed
+    assert page.count("svg") == 0
+
+
+def test_render_run_without_cells_still_gives_a_page(all_failed_summary: RunSummary) -> None:
+    """A run that never reached a cell is reported like any other."""
+    page = Page(
+        render_report(replace(all_failed_summary, cells=(), provenance={}, workload={}, definitions={}))
+    )
+
+    assert {name for name in page.ids if name in SECTIONS} == SECTIONS
+
+
+def test_render_arm_that_no_failure_names_is_listed(all_failed_summary: RunSummary) -> None:
+    """An arm without a result appears among the failed points even if no failure was recorded for it."""
+    html = render_report(replace(all_failed_summary, failures=()))
+
+    assert Page(section_of(html, "failures")).text.count("engine died") == 2
+
+
+def test_render_absent_value_is_a_dash_with_its_reason(full_summary: RunSummary, render: Render) -> None:
+    """Plain decoding has no acceptance length: a dash, the reason as tooltip and in the note below."""
+    acceptance = section_of(render(full_summary), "acceptance")
+    plain = acceptance.split("off&nbsp;(plain&nbsp;decoding)")[1].split("</tr>")[0]
+    cells = [re.sub(r"<sup>.*?</sup>|<[^>]*>", "", cell) for cell in re.findall(r"<td.*?</td>", plain)]
+
+    assert cells == ["\N{EM DASH}"] * 6 + ["6,000"]
+    assert plain.count('title="plain decoding proposes no drafts"') == 6
+    assert "<sup>a</sup> plain decoding proposes no drafts" in acceptance
+
+
+def test_render_categories_names_counts_of_both_arms(full_summary: RunSummary, render: Render) -> None:
+    """Each category shows its own counts, times and verdict for base and spec; the total is pooled."""
+    categories = section_of(render(full_summary), "categories")
+    rows = [Page(row).text for row in re.findall(r"<tr.*?</tr>", categories)]
+
+    assert rows[2] == (
+        "1 code 16 41.20 eagle3 K=4 16 20.64 2.70 2.00\N{MULTIPLICATION SIGN} (1.78 to 2.22) paired requests "
+        "on eagle3 K=4"
+    )
+    assert rows[4].startswith("1 all (pooled) 48 41.20 eagle3 K=4 48 25.59")
+    assert rows[9].endswith("off")  # chat at batch 16
+    assert "pooled over the raw counts of all requests, never a mean of the rows" in categories
+    assert len(rows) == 1 + 3 * (3 + 1)
+
+
+def test_render_decision_row_has_interval_and_reason(full_summary: RunSummary, render: Render) -> None:
+    """The decision names what to run, its speedup with the interval, the runner-up and the reason."""
+    rows = [
+        Page(row).text for row in re.findall(r"<tr.*?</tr>", section_of(render(full_summary), "decisions"))
+    ]
+
+    assert rows[1] == (
+        "1 512 tokens T=0 on eagle3 K=4 1.61\N{MULTIPLICATION SIGN} (1.54 to 1.68) eagle3 K=2 "
+        "slower by 9% on the same blocks lower bound above 1 after correction for 4 candidates"
+    )
+
+
+@pytest.mark.parametrize(
+    ("outcome", "sentence", "kind"),
+    [
+        ("speculate", "Speculate.", "on"),
+        ("do not speculate", "Do not speculate.", "off"),
+        ("depends on load", "It depends on the load.", "dep"),
+        ("depends on workload", "It depends on the workload.", "dep"),
+        ("no data", "No verdict: nothing could be measured.", "bad"),
+    ],
+)
+def test_render_verdict_first(one_point_summary: RunSummary, outcome: str, sentence: str, kind: str) -> None:
+    """The main part opens with the verdict as a plain sentence, coloured by the outcome."""
+    main = render_report(replace(one_point_summary, outcome=outcome)).split("<main>")[1]
+
+    assert main.startswith(f'<div class="verdict {kind}"')
+    assert Page(main).text.startswith(sentence)
+
+
+def test_render_commands_can_be_copied(full_summary: RunSummary, render: Render) -> None:
+    """Each command stands whole in an element that its copy button names."""
+    html = render(full_summary)
+    targets = re.findall(r'data-copy="([^"]+)"', html)
+
+    assert targets == ["command-0", "command-1", "policy-json"]
+    assert (
+        "--speculative-num-draft-tokens 5" in Page(html.split('id="command-1">')[1].split("</pre>")[0]).text
+    )
+
+
+def test_render_simulated_run_is_labelled_everywhere(simulated_summary: RunSummary, render: Render) -> None:
+    """A simulated run has a banner, a title mark, and a label on and under every chart."""
+    html = render(simulated_summary)
+    page = Page(html)
+    charts = re.findall(r"<figure.*?</figure>", html, flags=re.DOTALL)
+
+    assert len(charts) == 8
+    assert [Page(chart).text.count("SIMULATED") for chart in charts] == [2] * 8
+    assert "SIMULATED DATA: no engine and no model was run" in page.text
+    assert "<title>SIMULATED: " in html
+
+
+def test_render_measured_run_is_not_called_simulated(full_summary: RunSummary, render: Render) -> None:
+    """The label means something because measured runs do not carry it."""
+    assert "SIMULATED" not in Page(render(full_summary)).text
+
+
+def test_render_hostile_text_stays_text(full_summary: RunSummary) -> None:
+    """Markup in labels, reasons, names and commands is shown as typed and never becomes an element."""
+    config = SpecConfig.chain("eagle3", 2, options=((HOSTILE, HOSTILE),))
+    cell = full_summary.cells[0]
+    arms = tuple(
+        replace(arm, config=config, cautions=(HOSTILE,)) if index == 1 else arm
+        for index, arm in enumerate(cell.arms)
+    )
+    decision = replace(cell.decision, chosen=config, reason=HOSTILE, runner_up_reason=HOSTILE)
+    cell = replace(cell, arms=arms, decision=decision)
+    hostile = replace(
+        full_summary,
+        run_name=HOSTILE,
+        verdict=HOSTILE,
+        outcome=HOSTILE,
+        cells=(cell,),
+        categories=(replace(cell, scope=HOSTILE),),
+        failures=(Failure(label=HOSTILE, status=Status.FAILED, reason=f"{HOSTILE}\n{HOSTILE}\x00\ud800"),),
+        pruned=((HOSTILE, HOSTILE),),
+        commands={HOSTILE: HOSTILE},
+        advice=(HOSTILE,),
+        cautions=(HOSTILE,),
+        workload={HOSTILE: HOSTILE, "name": HOSTILE},
+        provenance={HOSTILE: [HOSTILE], "argv": [HOSTILE]},
+        policy={"cells": [{"config": {HOSTILE: HOSTILE}, "category": HOSTILE, "batch": [1, HOSTILE]}],
+                "fallback": HOSTILE},
+        definitions={HOSTILE: HOSTILE},
+    )  # fmt: skip
+
+    page = Page(render_report(hostile))
+
+    assert page.count("script") == 1
+    assert page.count("img") == 0
+    assert [name for _, attributes in page.tags for name in attributes if name.startswith("on")] == []
+    assert HOSTILE in page.text
+
+
+def test_render_non_finite_numbers_become_dashes(full_summary: RunSummary) -> None:
+    """A nan that slipped into the records is told as absent, in text, tables, charts and the policy."""
+    cell = full_summary.cells[0]
+    arm = cell.arms[1]
+    assert arm.prediction is not None
+    broken = replace(
+        arm,
+        output_tokens_per_s=float("nan"),
+        prediction=replace(arm.prediction, predicted_tpot_s=float("inf"), floor_share=float("nan")),
+    )
+    policy = {"cells": [{"batch": [1, None], "speedup": float("nan"), "speedup_ci": [float("inf"), None]}]}
+    cells = (replace(cell, arms=(cell.arms[0], broken)),)
+
+    text = Page(render_report(replace(full_summary, cells=cells, policy=policy))).text
+
+    assert re.findall(r"\b(nan|inf|infinity)\b", text, flags=re.IGNORECASE) == []
+    assert "the value is not a finite number" in text
+
+
+def test_render_interval_level_is_named(full_summary: RunSummary) -> None:
+    """The header of the speedup column names the level that was used."""
+    cell = full_summary.cells[0]
+    speedup = Interval(value=1.6, low=1.5, high=1.7, n=8, level=0.99)
+    arms = (cell.arms[0], replace(cell.arms[1], speedup=speedup))
+    decision = replace(cell.decision, speedup=speedup)
+    html = render_report(
+        replace(full_summary, cells=(replace(cell, arms=arms, decision=decision),), categories=())
+    )
+
+    assert "99% interval" in section_of(html, "decisions")
+
+
+def test_write_report_replaces_the_old_page_whole(tmp_path: Path, one_point_summary: RunSummary) -> None:
+    """Writing makes the folder, replaces an older page and leaves nothing beside it."""
+    path = tmp_path / "reports" / "report.html"
+
+    write_report(replace(one_point_summary, run_name="older"), path)
+    write_report(one_point_summary, path)
+
+    assert [file.name for file in path.parent.iterdir()] == ["report.html"]
+    assert path.read_text(encoding="utf-8") == render_report(one_point_summary)
+
+
+def test_write_report_that_cannot_render_keeps_the_old_page(
+    tmp_path: Path, one_point_summary: RunSummary
+) -> None:
+    """A failure while rendering leaves the older page as it was."""
+    path = tmp_path / "report.html"
+    path.write_text("older", encoding="utf-8")
+    broken = replace(one_point_summary, cells=(None,))  # type: ignore[arg-type]
+
+    with pytest.raises(AttributeError):
+        write_report(broken, path)
+
+    assert [(file.name, file.read_text()) for file in tmp_path.iterdir()] == [("report.html", "older")]
