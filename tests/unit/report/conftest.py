@@ -185,7 +185,7 @@ def full_summary() -> RunSummary:
         "From batch 16 on nothing beats plain decoding.",
         is_simulated=False,
         fingerprint=Fingerprint(
-            backend="reference", engine_version="0.1.0", target="SmolLM2-135M-Instruct", 
+            backend="reference", engine_version="0.1.0", target="SmolLM2-135M-Instruct",
             draft="eagle3-smollm2", device="cpu", dtype="bfloat16", threads=2, settings={"prepacked": True},
         ),
         cells=tuple(comparison(batch) for batch in (1, 4, 16)),
