@@ -20,6 +20,7 @@ from spectune.errors import SpectuneError
 
 INTERRUPTED = 130
 USAGE = 2
+ENGINE_PACKAGES = ("torch", "safetensors", "tokenizers", "gguf", "jinja2")
 
 app = typer.Typer(
     name="spectune",
@@ -81,6 +82,10 @@ def run(argv: Sequence[str]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except Exception as error:
+        package = str(getattr(error, "name", None)).split(".")[0]
+        if isinstance(error, ModuleNotFoundError) and package in ENGINE_PACKAGES:
+            say_error(f"this needs the package {package}", "pip install 'spectune[engine]'")
+            return USAGE
         log = write_log(error)
         say_error(f"unexpected {type(error).__name__}: {error}", f"the traceback is in {log}")
         return SpectuneError.exit_code

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from spectune.cli.console import duration, keep_log_in, print_json, say
+from spectune.errors import UsageError
 
 if TYPE_CHECKING:
     from spectune.train.plan import TrainEvent
@@ -40,9 +42,6 @@ def eagle3(
     ] = 8192,
     epochs: Annotated[int, typer.Option("--epochs", min=1, help="Passes over the corpus.")] = 3,
     lr: Annotated[float, typer.Option("--lr", help="Peak learning rate.")] = 8e-4,
-    prompts: Annotated[
-        Path | None, typer.Option("--prompts", help="Own prompts, in any shape that --dataset-path reads.")
-    ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on in --output-dir.")] = False,
     device: Annotated[str, typer.Option("--device", help="cpu or cuda.")] = "cpu",
     seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of corpus, order and weights.")] = 0,
@@ -56,6 +55,10 @@ def eagle3(
     from spectune.train import pipeline
     from spectune.train.plan import TrainPlan
 
+    if not resume and output_dir.is_dir() and any(output_dir.iterdir()):
+        raise UsageError(
+            f"--output-dir {output_dir} is not empty", hint="--resume goes on there, or give another folder"
+        )
     plan = TrainPlan(
         target=resolve_model(model, progress=say),
         output_dir=output_dir,
@@ -68,10 +71,12 @@ def eagle3(
         seed=seed,
     )
     output_dir.mkdir(parents=True, exist_ok=True)
-    with keep_log_in(output_dir, go_on=f"spectune train eagle3 --output-dir {output_dir} --resume"):
-        result = pipeline.run(plan, prompts=prompts, resume=resume, progress=_say_event)
+    go_on = "the same command and --resume"
+    with keep_log_in(output_dir, go_on=go_on):
+        result = pipeline.run(plan, _say_event)
     if as_json:
-        print_json(result.to_dict())
+        held_out = None if result.held_out is None else asdict(result.held_out)
+        print_json({"head_dir": str(result.head_dir), "held_out": held_out})
     say(f"head: {result.head_dir}")
 
 

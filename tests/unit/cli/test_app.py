@@ -121,6 +121,33 @@ def test_unexpected_failure_is_short_and_its_traceback_in_a_file(
     assert "Traceback" in log.read_text(encoding="utf-8")
 
 
+def test_missing_engine_package_says_what_to_install(
+    spectune: Spectune, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without the engine extra, what needs it says how to get it."""
+    monkeypatch.setitem(sys.modules, "torch", None)
+    for name in [name for name in sys.modules if name.startswith(("spectune.train", "spectune.engine"))]:
+        monkeypatch.delitem(sys.modules, name)
+
+    answer = spectune("train", "eagle3", "--output-dir", "head")
+
+    assert (2, "error: this needs the package torch\nhint: pip install 'spectune[engine]'\n") == (
+        answer.code,
+        answer.err,
+    )
+
+
+def test_train_into_a_used_folder_needs_resume(spectune: Spectune) -> None:
+    """Training never mixes with what a folder holds unless it is told to go on there."""
+    Path("head").mkdir()
+    Path("head/corpus.jsonl").touch()
+
+    answer = spectune("train", "eagle3", "--output-dir", "head")
+
+    assert 2 == answer.code
+    assert "error: --output-dir head is not empty" in answer.err
+
+
 def test_group_without_command_prints_its_help(spectune: Spectune) -> None:
     """A bare group is a usage error that shows what it can do."""
     answer = spectune("theory")
