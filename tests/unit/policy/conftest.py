@@ -166,7 +166,9 @@ class Make:
         return ArmSummary(config=config, speedup=speedup, **{**fields, **kwargs})
 
     @classmethod
-    def decide(cls, arms: Sequence[ArmSummary], differences: Mapping[Any, Interval] | None = None) -> Decision:
+    def decide(
+        cls, arms: Sequence[ArmSummary], differences: Mapping[Any, Interval] | None = None
+    ) -> Decision:
         """`decide` with each arm's own interval as the corrected one; unnamed pairs differ clearly."""
         corrected = {arm.config: arm.speedup for arm in arms if arm.speedup is not None}
         known = differences or {}

@@ -70,9 +70,7 @@ def test_category_with_three_blocks_of_its_own_is_paired_directly(make):
     arm = make.arm_data(
         make.chain(3),
         {
-            (0, i): make.block(
-                tpot_s=1.0 if c == "code" else 4.0, name=f"p{i}-0", category=c, steps=steps
-            )
+            (0, i): make.block(tpot_s=1.0 if c == "code" else 4.0, name=f"p{i}-0", category=c, steps=steps)
             for i, c in enumerate(categories)
         },
     )
