@@ -1,0 +1,213 @@
+"""What became of a point: success share, identities and reached batch decide, with the reason."""
+
+from __future__ import annotations
+
+import pytest
+
+from spectune.measure.calibrate import round_times
+from spectune.measure.cautions import Doubt, point_cautions, workload_cautions
+from spectune.measure.judge import judge_point
+from spectune.records import (
+    BlockResult,
+    Cell,
+    Point,
+    RequestRecord,
+    RoundRecord,
+    RoundTimes,
+    Sampling,
+    SpecConfig,
+    Status,
+    StepRecord,
+)
+
+EAGLE = SpecConfig.chain("eagle3", 2)
+
+
+def point(config=EAGLE, batch_size=1):
+    cell = Cell(batch_size=batch_size, context_tokens=0, temperature=0.0)
+    return Point(config=config, cell=cell, workload_hash="w", sampling=Sampling())
+
+
+def request(name="r", *, error=None, output_ids=(1, 2, 3), finish="stop", accepted=1):
+    step = StepRecord(
+        num_proposed=max(2, accepted),
+        num_verified=max(2, accepted),
+        num_accepted=accepted,
+        num_emitted=accepted + 1,
+    )
+    return RequestRecord(
+        request_id=name,
+        category="chat",
+        num_prompt_tokens=2,
+        output_ids=() if error else output_ids,
+        arrival_s=0.0,
+        first_token_s=None if error else 0.1,
+        finish_s=None if error or finish is None else 0.2,
+        finish_reason=None if error else finish,
+        steps=() if error else (step,),
+        error=error,
+    )
+
+
+def turn(batch_size=1, total_s=0.03, kind="decode"):
+    return RoundRecord(
+        kind=kind,
+        batch_size=batch_size,
+        kv_tokens=1,
+        config=EAGLE.label,
+        start_s=0.0,
+        draft_s=0.0,
+        verify_s=total_s,
+        other_s=0.0,
+        num_emitted=2 * batch_size,
+    )
+
+
+def block(requests=(), rounds=(), peak=None):
+    return BlockResult(requests=tuple(requests), rounds=tuple(rounds), duration_s=1.5, peak_memory_bytes=peak)
+
+
+def test_judge_point_all_succeeded_is_ok():
+    """Counts, duration and peak memory of the blocks are summed up."""
+    outcome = judge_point(
+        point(), {0: block([request()], [turn()], 5), 1: block([request("s")], [turn()], 9)}
+    )
+
+    assert (outcome.status, outcome.reason) == (Status.OK, None)
+    assert (outcome.num_requests, outcome.num_failed) == (2, 0)
+    assert (outcome.duration_s, outcome.peak_memory_bytes, outcome.reached_batch) == (3.0, 9, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("num_failed", "status"),
+    [
+        pytest.param(1, Status.OK, id="exactly-99-percent"),
+        pytest.param(2, Status.FAILED, id="below-99-percent"),
+        pytest.param(100, Status.FAILED, id="none-succeeded"),
+    ],
+)
+def test_judge_point_needs_99_percent_of_the_requests(num_failed, status):
+    """Of 100 requests one may fail, two may not; the first error is the reason."""
+    requests = [request(str(i), error="HTTP 400" if i < num_failed else None) for i in range(100)]
+
+    outcome = judge_point(point(), {0: block(requests, [turn()])})
+
+    assert outcome.status is status
+    assert outcome.num_failed == num_failed
+    if status is Status.FAILED:
+        assert outcome.reason == f"{num_failed} of 100 requests failed: HTTP 400"
+
+
+@pytest.mark.parametrize(
+    ("bad", "reason"),
+    [
+        pytest.param(request(output_ids=()), "no output", id="empty-answer"),
+        pytest.param(request(finish=None), "the answer has no end", id="truncated-stream"),
+    ],
+)
+def test_judge_point_answer_without_output_or_end_is_a_failure(bad, reason):
+    """An empty or truncated answer is never a fast success."""
+    outcome = judge_point(point(), {0: block([bad], [turn()])})
+
+    assert outcome.status is Status.FAILED
+    assert outcome.reason == f"1 of 1 requests failed: {reason}"
+
+
+def test_judge_point_token_counts_that_do_not_add_up_are_suspect():
+    """Four tokens said, one first token and two emitted: the identity is named."""
+    outcome = judge_point(point(), {0: block([request(output_ids=(1, 2, 3, 4))], [turn()])})
+
+    assert outcome.status is Status.SUSPECT
+    assert "output_tokens 4 != 1 + emitted 2" in outcome.reason
+
+
+def test_judge_point_more_accepted_than_possible_is_suspect():
+    """A chain of two cannot accept three."""
+    impossible = request(accepted=3, output_ids=(1, 2, 3, 4, 5))
+
+    outcome = judge_point(point(), {0: block([impossible], [turn()])})
+
+    assert outcome.status is Status.SUSPECT
+    assert "accepted 3 drafts in a step of eagle3 K=2, which can accept 2" in outcome.reason
+
+
+def test_judge_point_batch_never_reached_is_capped():
+    """Three together where four were asked for is another load."""
+    outcome = judge_point(point(batch_size=4), {0: block([request()], [turn(3), turn(2)])})
+
+    assert outcome.status is Status.CAPPED
+
+
+def test_judge_point_without_requests_is_failed():
+    """Nothing run is nothing measured."""
+    assert judge_point(point(), {}).status is Status.FAILED
+
+
+def test_round_times_are_medians_after_the_first_two_full_rounds():
+    """Cold rounds, prefill and the draining tail do not enter: median of 3, 5 and 4 is 4."""
+    rounds = [
+        turn(2, 90.0),
+        turn(1, 50.0, kind="prefill"),
+        turn(2, 80.0),
+        *(turn(2, float(seconds)) for seconds in (3, 5, 4)),
+        turn(1, 70.0),
+    ]
+
+    assert round_times(rounds, 2) == RoundTimes(draft_s=0.0, verify_s=4.0, other_s=0.0, num_rounds=3)
+    assert round_times(rounds[:3], 2) is None
+
+
+def doubts(*args):
+    return [caution.doubt for caution in point_cautions(*args)]
+
+
+def steady(count=6, seconds=0.03, **kwargs):
+    return {i: block([request(f"r{i}", **kwargs)], [turn(total_s=seconds)] * 10) for i in range(count)}
+
+
+def test_cautions_steady_point_has_none():
+    """Enough equal rounds and accepted drafts raise no doubt."""
+    assert doubts(point(), steady(), steady()) == []
+
+
+def test_cautions_last_third_slower_than_the_first_is_drift():
+    """30 ms, then 36 ms in the last third: 20% is named."""
+    blocks = steady()
+    for i in (4, 5):
+        blocks[i] = block([request(f"r{i}")], [turn(total_s=0.036)] * 10)
+
+    (caution,) = point_cautions(point(), blocks)
+
+    assert caution.doubt is Doubt.DRIFT
+    assert "20% slower" in caution.text
+
+
+def test_cautions_few_full_rounds_are_counted():
+    """Rounds below the batch do not count as full."""
+    (caution,) = point_cautions(point(batch_size=2), {0: block([request()], [turn(2)] * 5 + [turn(1)] * 90)})
+
+    assert caution.doubt is Doubt.FEW_ROUNDS
+    assert "only 5 rounds" in caution.text
+
+
+def test_cautions_nothing_accepted_names_the_pair():
+    """A draft that is never accepted may belong to another target."""
+    assert doubts(point(), steady(accepted=0, output_ids=(1, 2))) == [Doubt.INEFFECTIVE]
+
+
+def test_cautions_output_that_differs_from_off_says_where():
+    """The earliest differing token of all requests is named, counted from 0."""
+    off = steady(output_ids=(1, 2, 9))
+
+    (caution,) = point_cautions(point(), steady(), off)
+
+    assert caution.doubt is Doubt.OUTPUT_DIFFERS
+    assert "6 of 6 outputs differ from plain decoding, the earliest at token 2" in caution.text
+
+
+def test_cautions_of_the_workload_name_reuse_and_missing_calibration():
+    """Too few prompts and prompts that serve twice are said once for the run."""
+    both = workload_cautions(8, 24, has_calibration=False)
+
+    assert [caution.doubt for caution in both] == [Doubt.PROMPTS_REUSED, Doubt.CALIBRATED_ON_MEASURED]
+    assert workload_cautions(24, 24, has_calibration=True) == ()
