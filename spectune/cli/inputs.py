@@ -117,6 +117,7 @@ def plan_of(options: SweepOptions, workload: Workload, backend: Backend) -> Swee
             ignore_eos=options.ignore_eos,
         ),
         num_prompts=options.num_prompts,
+        min_blocks=options.min_blocks,
         repeats=options.num_runs,
         pruned=pruned,
         context_text=context_text(workload) if any(options.context) else "",

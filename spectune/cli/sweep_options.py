@@ -140,6 +140,13 @@ class SweepOptions:
     num_runs: int = setting(
         1, "--num-runs", section="measurement", minimum=1, help="Repeats of the whole grid."
     )
+    min_blocks: int = setting(
+        4,
+        "--min-blocks",
+        section="measurement",
+        minimum=2,
+        help="Least blocks of batch-size requests that arms decode in turn in a cell.",
+    )
     output_dir: str | None = setting(
         None, "--output-dir", "-o", section="output", help="Run directory; runs/<date-time> if not given."
     )
@@ -152,6 +159,7 @@ QUICK: dict[str, Any] = {
     "batch_size": "1,4,16",
     "num_prompts": 8,
     "max_tokens": 32,
+    "min_blocks": 6,
     "num_runs": 1,
 }
 """Sized for a first answer on two cores in minutes; a flag that is given still wins."""
