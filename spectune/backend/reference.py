@@ -1,0 +1,205 @@
+"""The reference engine behind the one door: real decoding in this process.
+
+Knows how to load a target and its drafters and to decode a block; knows nothing of arms, cells or
+statistics.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from importlib import metadata
+from pathlib import Path
+
+import torch
+
+from spectune.draft.checkpoint import load_head
+from spectune.draft.eagle3 import Eagle3Drafter
+from spectune.draft.ngram import NgramDrafter
+from spectune.engine.bandwidth import read_bandwidth_bytes_per_s
+from spectune.engine.drafter import Drafter
+from spectune.engine.resolve import resolve_model
+from spectune.engine.scheduler import Engine
+from spectune.engine.target import Target
+from spectune.engine.tokenizer import Tokenizer
+from spectune.errors import UsageError, WorkloadError
+from spectune.records import (
+    BlockResult,
+    Capabilities,
+    Fingerprint,
+    Launch,
+    Method,
+    Point,
+    Prompt,
+    Request,
+    Session,
+    SpecConfig,
+)
+
+_CONTEXT_FRAME = "Read this text first.\n\n{context}\n\n{prompt}"
+
+
+def _silent(text: str) -> None:
+    del text
+
+
+class ReferenceBackend:
+    """spectune's own engine.
+
+    Args:
+        model: a Hugging Face directory, a GGUF file or a hub id; the default target if None.
+        draft_model: directory of an EAGLE-3 head; without it method eagle3 is not offered.
+        device: cpu or cuda.
+        dtype: auto, bfloat16, float16 or float32.
+        load_format: `dummy` runs the shape of a model with random weights (costs only).
+        prefill_chunk: prompt tokens per prefill pass.
+        progress: called with a sentence when something slow starts.
+    """
+
+    def __init__(
+        self,
+        *,
+        model: str | None = None,
+        draft_model: str | None = None,
+        device: str = "cpu",
+        dtype: str = "auto",
+        load_format: str = "auto",
+        prefill_chunk: int = 512,
+        progress: Callable[[str], None] = _silent,
+    ) -> None:
+        self._model, self._draft_model = model, draft_model
+        self._device, self._dtype, self._load_format = device, dtype, load_format
+        self._prefill_chunk = prefill_chunk
+        self._say = progress
+
+    def capabilities(self) -> Capabilities:
+        methods = [Method.OFF.value, Method.NGRAM.value]
+        if self._draft_model is not None:
+            methods.append(Method.EAGLE3.value)
+        return Capabilities(name="reference", methods=tuple(methods), has_trees=True, has_rounds=True)
+
+    def plan(self, points: Sequence[Point]) -> list[Launch]:
+        """One process serves every point: nothing needs a restart."""
+        return [Launch(points=tuple(points))] if points else []
+
+    def open(self, launch: Launch) -> AbstractContextManager[Session]:
+        return self._open()
+
+    @contextmanager
+    def _open(self) -> Iterator[Session]:
+        if self._draft_model is not None:
+            self.drafter(Method.EAGLE3)  # a wrong head stops here, before anything is measured
+        yield _ReferenceSession(self)
+
+    def fingerprint(self) -> Fingerprint:
+        target, config = self.target, self.target.config
+        head = self.drafter(Method.EAGLE3) if self._draft_model is not None else None
+        kv_bytes = 2 * config.num_layers * config.num_kv_heads * config.head_dim * target.dtype.itemsize
+        return Fingerprint(
+            backend="reference",
+            engine_version=f"spectune {metadata.version('spectune')}, torch {torch.__version__}",
+            target=self._target_name,
+            draft=None if self._draft_model is None else Path(self._draft_model).name,
+            device=_device_name(target.device),
+            dtype=str(target.dtype).removeprefix("torch."),
+            threads=torch.get_num_threads(),
+            settings={
+                "prefill_chunk": self._prefill_chunk,
+                "prefix_cache": False,
+                "load_format": self._load_format,
+                "chat_template": self.tokenizer.template_digest or "none",
+                "vocab_size": config.vocab_size,
+            },
+            weight_bytes=target.weight_bytes,
+            draft_weight_bytes=None if head is None else head.weight_bytes,
+            kv_bytes_per_token=kv_bytes,
+            read_bandwidth_bytes_per_s=read_bandwidth_bytes_per_s(target.device),
+        )
+
+    def encode(self, prompt: Prompt, context_text: str, context_tokens: int) -> tuple[int, ...]:
+        """Chat-templated ids of the prompt's first turn, after `context_tokens` of real text."""
+        text = prompt.turns[0]
+        if context_tokens:
+            ids = self.tokenizer.encode(context_text)
+            if len(ids) < context_tokens:
+                raise WorkloadError(
+                    f"--context {context_tokens} needs more text than the {len(ids)} tokens that are there",
+                    hint="put a longer long_context.txt beside the workload",
+                )
+            prefix = self.tokenizer.decode(ids[:context_tokens])
+            text = _CONTEXT_FRAME.format(context=prefix, prompt=text)
+        system = [{"role": "system", "content": prompt.system}] if prompt.system else []
+        return tuple(self.tokenizer.encode_chat([*system, {"role": "user", "content": text}]))
+
+    @functools.cached_property
+    def model_path(self) -> Path:
+        return resolve_model(self._model, progress=self._say)
+
+    @functools.cached_property
+    def tokenizer(self) -> Tokenizer:
+        return Tokenizer.from_dir(self.model_path)
+
+    @functools.cached_property
+    def target(self) -> Target:
+        return Target.load(
+            self.model_path, device=self._device, dtype=self._dtype, load_format=self._load_format
+        )
+
+    @functools.cached_property
+    def _eagle3(self) -> Eagle3Drafter:
+        if self._draft_model is None:
+            raise UsageError("method eagle3 needs --draft-model", hint="give the folder of an EAGLE-3 head")
+        head = load_head(Path(self._draft_model), self.target.config)
+        ids = head.config.aux_layer_ids
+        if ids is not None:
+            self.target.aux_layer_ids = tuple(ids)
+        return Eagle3Drafter(head, self.target)
+
+    def drafter(self, method: str) -> Drafter | None:
+        """The drafter of a method; None for off."""
+        if method == Method.OFF:
+            return None
+        if method == Method.EAGLE3:
+            return self._eagle3
+        if method == Method.NGRAM:
+            return NgramDrafter(self.target.device)
+        raise UsageError(f"--method {method} is unknown to the reference engine", hint="eagle3, ngram")
+
+    @property
+    def _target_name(self) -> str:
+        name = Path(self._model).name if self._model else self.model_path.name
+        return f"{name} (random weights)" if self._load_format == "dummy" else name
+
+    def engine(self, config: SpecConfig, batch_size: int) -> Engine:
+        """An engine of `batch_size` slots with the drafter that `config` needs."""
+        return Engine(
+            self.target,
+            self.tokenizer,
+            drafter=self.drafter(config.method),
+            batch_size=batch_size,
+            prefill_chunk=self._prefill_chunk,
+        )
+
+
+class _ReferenceSession:
+    """Engines by batch size and method: their caches are made once and used by all blocks."""
+
+    def __init__(self, backend: ReferenceBackend) -> None:
+        self._backend = backend
+        self._engines: dict[tuple[int, str], Engine] = {}
+
+    def run(self, point: Point, requests: Sequence[Request]) -> BlockResult:
+        config, batch_size = point.config, point.cell.batch_size
+        if any(size != batch_size for size, _ in self._engines):
+            self._engines.clear()  # one batch size at a time holds the memory
+        key = (batch_size, config.method)
+        if key not in self._engines:
+            self._engines[key] = self._backend.engine(config, batch_size)
+        return self._engines[key].generate(requests, config)
+
+
+def _device_name(device: torch.device) -> str:
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return "cpu"

@@ -1,0 +1,1 @@
+"""Makers of small targets and heads for tests."""
