@@ -1,1 +1,1 @@
-"""This teaches the draft head from the target's own text."""
+"""TEACH: self-distilled corpus, training-time test, evaluation and export of EAGLE-3 heads."""

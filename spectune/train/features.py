@@ -1,0 +1,208 @@
+"""One teacher-forced pass of the target over the corpus, cached: the head then trains without it.
+
+A shard holds `ROWS_PER_SHARD` rows back to back: ids, features [n, 3H], final hidden states [n, H] in
+bf16, and the target's own next token. Shards are written whole or not at all.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from spectune.errors import StoreError
+from spectune.train.corpus import CorpusRow
+from spectune.train.plan import Progress, TrainEvent
+from spectune.train.ttt import Sample
+
+if TYPE_CHECKING:
+    from spectune.engine.target import Target
+
+ROWS_PER_SHARD = 128
+BATCH_TOKENS = 1536
+
+
+def bytes_per_token(hidden_size: int) -> int:
+    """Cache size of one token: 3H + H in bf16, two int32."""
+    return 2 * 4 * hidden_size + 8
+
+
+def usable(rows: Sequence[CorpusRow]) -> list[CorpusRow]:
+    """Rows with at least two answer tokens: shorter ones have nothing for a head to predict."""
+    return [row for row in rows if len(row.output_ids) >= 2]
+
+
+def build_features(
+    target: Target, rows: Sequence[CorpusRow], directory: Path, digest: str, progress: Progress
+) -> FeatureStore:
+    """Cache features of all rows under `directory`; shards already there with this digest are kept."""
+    directory.mkdir(parents=True, exist_ok=True)
+    rows = usable(rows)
+    shards = [rows[low : low + ROWS_PER_SHARD] for low in range(0, len(rows), ROWS_PER_SHARD)]
+    total = sum(len(row.prompt_ids) + len(row.output_ids) for row in rows)
+    size = total * bytes_per_token(target.config.hidden_size)
+    progress(
+        TrainEvent(
+            stage="features", message=f"{total} tokens, {size / 1e9:.2f} GB in {directory}", total=total
+        )
+    )
+    done = fresh = 0
+    started = time.monotonic()
+    for number, shard in enumerate(shards):
+        path = directory / f"shard-{number:04d}.safetensors"
+        tokens = sum(len(row.prompt_ids) + len(row.output_ids) for row in shard)
+        if not _is_current(path, shard, digest):
+            _write_shard(target, shard, path, digest)
+            fresh += tokens
+        done += tokens
+        rate = fresh / (time.monotonic() - started)
+        progress(
+            TrainEvent(
+                stage="features",
+                done=done,
+                total=total,
+                unit="tokens",
+                tokens_per_s=rate or None,
+                seconds_left=(total - done) / rate if rate else None,
+            )
+        )
+    return FeatureStore(directory, len(shards))
+
+
+def _metadata(shard: Sequence[CorpusRow], digest: str) -> dict[str, str]:
+    fields = [
+        [
+            row.index,
+            len(row.prompt_ids),
+            len(row.prompt_ids) + len(row.output_ids),
+            row.is_greedy,
+            row.had_loop,
+        ]
+        for row in shard
+    ]
+    return {"digest": digest, "rows": json.dumps(fields)}
+
+
+def _is_current(path: Path, shard: Sequence[CorpusRow], digest: str) -> bool:
+    from safetensors import SafetensorError, safe_open
+
+    if not path.exists():
+        return False
+    try:
+        with safe_open(path, framework="pt") as file:
+            return bool(file.metadata() == _metadata(shard, digest))
+    except SafetensorError:
+        return False
+
+
+@torch.no_grad()
+def _write_shard(target: Target, shard: Sequence[CorpusRow], path: Path, digest: str) -> None:
+    from safetensors.torch import save_file
+
+    lengths = [len(row.prompt_ids) + len(row.output_ids) for row in shard]
+    offsets = [0]
+    for length in lengths:
+        offsets.append(offsets[-1] + length)
+    hidden = target.config.hidden_size
+    tensors = {
+        "ids": torch.zeros(offsets[-1], dtype=torch.int32),
+        "top": torch.zeros(offsets[-1], dtype=torch.int32),
+        "features": torch.zeros(offsets[-1], 3 * hidden, dtype=torch.bfloat16),
+        "final": torch.zeros(offsets[-1], hidden, dtype=torch.bfloat16),
+    }
+    for group in _by_length(lengths, BATCH_TOKENS):
+        width = max(lengths[i] for i in group)
+        ids = torch.zeros(len(group), width, dtype=torch.int64)
+        for row, i in enumerate(group):
+            ids[row, : lengths[i]] = torch.tensor(shard[i].prompt_ids + shard[i].output_ids)
+        final, features = target.forward_text(ids, torch.tensor([lengths[i] for i in group]))
+        for row, i in enumerate(group):
+            part, length = slice(offsets[i], offsets[i + 1]), lengths[i]
+            tensors["ids"][part] = ids[row, :length].int()
+            tensors["features"][part] = features[row, :length].cpu()
+            tensors["final"][part] = final[row, :length].cpu()
+            tensors["top"][part] = _target_choice(target, shard[i], ids[row, :length], final[row, :length])
+    partial = path.with_suffix(".partial")
+    save_file(tensors, partial, metadata=_metadata(shard, digest))
+    partial.replace(path)
+
+
+def _target_choice(target: Target, row: CorpusRow, ids: Tensor, final: Tensor) -> Tensor:
+    """The target's greedy next token per position, defined on the answer only. int32 [T]
+
+    A greedy answer is its own record of it; a sampled one needs the logits.
+    """
+    top = torch.zeros(ids.numel(), dtype=torch.int32)
+    first = len(row.prompt_ids) - 1
+    top[:-1] = ids[1:].int()
+    if not row.is_greedy:
+        top[first:] = target.logits(final[first:]).argmax(-1).int().cpu()
+    return top
+
+
+def _by_length(lengths: Sequence[int], budget: int) -> list[list[int]]:
+    """Indices in groups of similar length whose padded size stays within `budget` tokens."""
+    groups: list[list[int]] = []
+    for index in sorted(range(len(lengths)), key=lengths.__getitem__):
+        if groups and (len(groups[-1]) + 1) * lengths[index] <= budget:
+            groups[-1].append(index)
+        else:
+            groups.append([index])
+    return groups
+
+
+class FeatureStore:
+    """Random access to the cached samples; tensors are read from mapped files on demand."""
+
+    def __init__(self, directory: Path, num_shards: int) -> None:
+        from safetensors import safe_open
+
+        self._files: list[Any] = []
+        self._rows: list[tuple[int, int, int, int, int, bool, bool]] = []
+        for number in range(num_shards):
+            path = directory / f"shard-{number:04d}.safetensors"
+            if not path.exists():
+                raise StoreError(f"{path} is missing", hint="run the features stage again")
+            file: Any = safe_open(path, framework="pt")
+            offset = 0
+            for index, prompt, length, is_greedy, had_loop in json.loads(file.metadata()["rows"]):
+                self._rows.append((number, offset, length, prompt, index, is_greedy, had_loop))
+                offset += length
+            self._files.append(file)
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def corpus_index(self, i: int) -> int:
+        return self._rows[i][4]
+
+    def is_greedy(self, i: int) -> bool:
+        return self._rows[i][5]
+
+    def had_loop(self, i: int) -> bool:
+        return self._rows[i][6]
+
+    def answer_length(self, i: int) -> int:
+        return self._rows[i][2] - self._rows[i][3]
+
+    def sample(self, i: int) -> Sample:
+        number, offset, length, prompt, _, is_greedy, _ = self._rows[i]
+        file = self._files[number]
+
+        def part(name: str) -> Tensor:
+            rows: Tensor = file.get_slice(name)[offset : offset + length]
+            return rows
+
+        return Sample(
+            ids=part("ids").long(),
+            answer_start=prompt,
+            features=part("features"),
+            final=part("final"),
+            top=part("top").long(),
+            is_greedy=is_greedy,
+        )

@@ -1,0 +1,172 @@
+"""`spectune train eagle3` from end to end: corpus, features, train, export, eval; each stage resumes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from spectune.errors import RunError, StoreError
+from spectune.records import Request, RequestRecord
+from spectune.train.corpus import CorpusRow, build_corpus, summarize_corpus
+from spectune.train.evaluate import HeldOut
+from spectune.train.export import directory_digest, export_head
+from spectune.train.features import FeatureStore, build_features
+from spectune.train.head import Eagle3Head, head_config, init_from_target
+from spectune.train.plan import Progress, TrainEvent, TrainPlan, silent
+from spectune.train.prompts import ngram_overlap
+from spectune.train.trainer import Trainer
+from spectune.train.vocab import DraftVocab, build_vocab, count_tokens
+
+if TYPE_CHECKING:
+    from spectune.engine.target import Target
+    from spectune.engine.tokenizer import Tokenizer
+
+CORPUS_SETTINGS = (
+    "max_answer_tokens", "max_prompt_tokens", "greedy_share", "temperature", "self_share",
+    "generate_batch_size", "seed",
+)  # fmt: skip
+OVERLAP_N = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainResult:
+    """Where the head is and how it did on held-out answers (None if none was held out)."""
+
+    head_dir: Path
+    held_out: HeldOut | None
+
+
+def run(plan: TrainPlan, progress: Progress = silent) -> TrainResult:
+    """Run or continue all stages in plan.output_dir."""
+    from spectune.engine.target import Target
+    from spectune.engine.tokenizer import Tokenizer
+
+    plan.output_dir.mkdir(parents=True, exist_ok=True)
+    target = Target.load(plan.target, device=plan.device, dtype=plan.dtype)
+    tokenizer = Tokenizer.from_dir(plan.target)
+    target_digest = directory_digest(plan.target)
+    _check_same_run(plan, target_digest)
+
+    rows = corpus_stage(plan, target, tokenizer, progress)
+    features_digest = f"{target_digest}:{list(target.aux_layer_ids)}:{target.dtype}"
+    store = build_features(target, rows, plan.output_dir / "features", features_digest, progress)
+    trainer = train_stage(plan, target, tokenizer, rows, store, progress)
+
+    provenance = {
+        "target": plan.target.name,
+        "target_digest": target_digest,
+        "template_digest": tokenizer.template_digest,
+        "corpus": asdict(summarize_corpus(rows)),
+        "plan": {k: v for k, v in plan.to_dict().items() if k not in ("target", "output_dir")},
+    }
+    head_dir = plan.output_dir / "head"
+    held_out = trainer.evaluate() if trainer.held else None
+    if held_out is not None:
+        provenance["held_out"] = asdict(held_out)
+    export_head(trainer.head, head_dir, target.config, provenance)
+    progress(TrainEvent(stage="export", message=f"head written to {head_dir}"))
+    progress(TrainEvent(stage="eval", message=held_out.text if held_out else "nothing was held out"))
+    return TrainResult(head_dir=head_dir, held_out=held_out)
+
+
+def _check_same_run(plan: TrainPlan, target_digest: str) -> None:
+    """Refuse to mix two corpora or targets in one output directory."""
+    path = plan.output_dir / "run.json"
+    identity = {"corpus": plan.digest(*CORPUS_SETTINGS), "target": target_digest}
+    if path.exists():
+        if json.loads(path.read_text(encoding="utf-8")) != identity:
+            raise StoreError(
+                f"{plan.output_dir} holds a corpus of another target or other corpus settings",
+                hint="use another --output-dir",
+            )
+        return
+    path.write_text(json.dumps(identity) + "\n", encoding="utf-8")
+
+
+def corpus_stage(
+    plan: TrainPlan, target: Target, tokenizer: Tokenizer, progress: Progress
+) -> list[CorpusRow]:
+    """The self-distilled corpus, and how far it is from the workloads that measure."""
+    from spectune.engine.scheduler import Engine
+
+    engine = Engine(target, tokenizer, batch_size=plan.generate_batch_size)
+
+    def generate(requests: Sequence[Request]) -> Sequence[RequestRecord]:
+        records = engine.generate(requests).requests
+        if failed := [record for record in records if record.error is not None]:
+            raise RunError(f"{len(failed)} of {len(records)} answers failed: {failed[0].error}")
+        return records
+
+    rows = build_corpus(plan, plan.output_dir / "corpus.jsonl", tokenizer, generate, progress)
+    progress(TrainEvent(stage="corpus", message=summarize_corpus(rows).text))
+    progress(TrainEvent(stage="corpus", message=overlap_text(rows)))
+    return rows
+
+
+def overlap_text(rows: Sequence[CorpusRow]) -> str:
+    """One line on word n-grams that training prompts share with the measuring workloads."""
+    from spectune.workload.read import load_workload
+
+    workload = load_workload(None)
+    reference = [turn for prompt in (*workload.prompts, *workload.calibration) for turn in prompt.turns]
+    share = ngram_overlap([row.prompt for row in rows], reference, n=OVERLAP_N)
+    return (
+        f"{share:.2%} of {len(rows)} training prompts share a {OVERLAP_N}-word sequence with "
+        f"{len(reference)} workload turns"
+    )
+
+
+def draft_vocab(
+    plan: TrainPlan, rows: Sequence[CorpusRow], vocab_size: int, eos: Sequence[int]
+) -> DraftVocab:
+    """Draft vocabulary from the answers' token counts, turn ends forced in."""
+    counts = count_tokens((row.output_ids for row in rows), vocab_size)
+    return build_vocab(counts, min(plan.draft_vocab_size, vocab_size), forced=eos)
+
+
+def train_stage(
+    plan: TrainPlan,
+    target: Target,
+    tokenizer: Tokenizer,
+    rows: Sequence[CorpusRow],
+    store: FeatureStore,
+    progress: Progress,
+) -> Trainer:
+    """Make or resume the head and train it to the end."""
+    vocab = draft_vocab(plan, rows, target.config.vocab_size, tokenizer.eos_ids)
+    low, middle, high = target.aux_layer_ids
+    config = head_config(target.config, aux_layer_ids=(low, middle, high), draft_vocab_size=vocab.draft_size)
+    head = Eagle3Head(config, vocab)
+    init_from_target(head, target.state_dict_hf(), seed=plan.seed)
+    head.to(target.device)
+    trainer = Trainer(
+        plan,
+        head,
+        target.embed_weight.clone(),
+        target.lm_head_weight[vocab.target_ids.to(target.device)],
+        store,
+        plan.output_dir,
+        progress,
+    )
+    resumed = trainer.resume()
+    parameters = sum(p.numel() for p in head.parameters())
+    progress(
+        TrainEvent(
+            stage="train",
+            message=(
+                f"{'resumed at' if resumed else 'starting at'} step {trainer.step} of "
+                f"{trainer.total_steps}; {parameters / 1e6:.2f}M trained parameters, draft vocabulary "
+                f"{vocab.draft_size} covers {vocab.coverage:.2%} of the answer tokens, "
+                f"{torch.get_num_threads()} threads, products in {target.dtype}"
+            ),
+            done=trainer.step,
+            total=trainer.total_steps,
+        )
+    )
+    trainer.run()
+    return trainer

@@ -1,0 +1,92 @@
+"""What a training run is asked to do, and how it tells where it stands."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from spectune.errors import UsageError
+
+STAGES = ("corpus", "features", "train", "export", "eval")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainPlan:
+    """Settings of `spectune train eagle3`; the defaults suit a 135M target on two CPU cores.
+
+    num_tokens counts answer tokens of the corpus; greedy_share of the answers are greedy, the rest
+    sampled at `temperature`; self_share of the prompts are written by the target itself.
+    batch_tokens counts padded answer positions per optimiser step.
+    """
+
+    target: Path
+    output_dir: Path
+    num_tokens: int = 250_000
+    max_answer_tokens: int = 224
+    max_prompt_tokens: int = 384
+    greedy_share: float = 0.7
+    temperature: float = 0.8
+    self_share: float = 0.6
+    generate_batch_size: int = 64
+    draft_vocab_size: int = 8192
+    ttt_steps: int = 4
+    decay: float = 0.8
+    epochs: int = 3
+    lr: float = 8e-4
+    min_lr_ratio: float = 0.05
+    warmup: float = 0.03
+    clip: float = 1.0
+    batch_tokens: int = 1024
+    holdout_every: int = 24
+    eval_depth: int = 3
+    eval_samples: int = 32
+    eval_every: int = 150
+    checkpoint_every: int = 100
+    seed: int = 0
+    device: str = "cpu"
+    dtype: str = "auto"
+
+    def __post_init__(self) -> None:
+        for name in ("num_tokens", "max_answer_tokens", "ttt_steps", "epochs", "batch_tokens", "eval_depth"):
+            if getattr(self, name) < 1:
+                raise UsageError(f"{name.replace('_', '-')} {getattr(self, name)} is below 1")
+        for name in ("greedy_share", "self_share", "warmup", "min_lr_ratio"):
+            if not 0.0 <= getattr(self, name) <= 1.0:
+                raise UsageError(f"{name.replace('_', '-')} {getattr(self, name)} is not within 0..1")
+        if self.holdout_every < 2:
+            raise UsageError(f"holdout-every {self.holdout_every} leaves nothing to train on")
+        if self.lr <= 0:
+            raise UsageError(f"lr {self.lr} is not positive")
+
+    def to_dict(self) -> dict[str, Any]:
+        return {key: str(value) if isinstance(value, Path) else value for key, value in asdict(self).items()}
+
+    def digest(self, *names: str) -> str:
+        """Hash of the named settings: what a stored stage must agree on to be continued."""
+        values = self.to_dict()
+        text = json.dumps({name: values[name] for name in names}, sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainEvent:
+    """One line of progress: `done` of `total` in `unit`; None where not known yet."""
+
+    stage: str
+    message: str = ""
+    done: float | None = None
+    total: float | None = None
+    unit: str = ""
+    tokens_per_s: float | None = None
+    seconds_left: float | None = None
+
+
+Progress = Callable[[TrainEvent], None]
+
+
+def silent(event: TrainEvent) -> None:
+    """Progress for callers that do not want any."""

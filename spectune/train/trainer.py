@@ -1,0 +1,217 @@
+"""The optimisation loop: packed batches, AdamW on fp32 weights, bf16 products, checkpoints, live acceptance.
+
+The order of batches and the learning rate are functions of (plan, step), so a run that stops at any
+step continues exactly as if it had not.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from spectune.errors import RunError, StoreError
+from spectune.train.evaluate import HeldOut, evaluate
+from spectune.train.features import FeatureStore
+from spectune.train.head import Eagle3Head
+from spectune.train.plan import Progress, TrainEvent, TrainPlan
+from spectune.train.ttt import collate, ttt_loss
+
+TRAIN_SETTINGS = (
+    "num_tokens", "draft_vocab_size", "ttt_steps", "decay", "epochs", "lr", "min_lr_ratio", "warmup",
+    "clip", "batch_tokens", "holdout_every", "seed",
+)  # fmt: skip
+_SORT_POOL = 64
+_REPORT_EVERY = 10
+
+
+def split(store: FeatureStore, holdout_every: int) -> tuple[list[int], list[int]]:
+    """(train, held out) sample numbers; every holdout_every-th corpus row is held out."""
+    train: list[int] = []
+    held: list[int] = []
+    for i in range(len(store)):
+        (held if store.corpus_index(i) % holdout_every == 0 else train).append(i)
+    return train, held
+
+
+def batches(lengths: Sequence[int], budget: int, epoch: int, seed: int) -> list[list[int]]:
+    """Indices of one epoch in batches of similar length, padded size within `budget` tokens.
+
+    Shuffled, sorted by length inside pools only, and the batches shuffled again.
+    """
+    rng = random.Random(f"{seed}:{epoch}")
+    order = list(range(len(lengths)))
+    rng.shuffle(order)
+    average = max(1, sum(lengths) // max(1, len(lengths)))
+    pool_size = _SORT_POOL * max(1, budget // average)
+    made: list[list[int]] = []
+    for low in range(0, len(order), pool_size):
+        pool = sorted(order[low : low + pool_size], key=lengths.__getitem__)
+        current: list[int] = []
+        for index in pool:
+            if current and (len(current) + 1) * lengths[index] > budget:
+                made.append(current)
+                current = []
+            current.append(index)
+        made.append(current)
+    rng.shuffle(made)
+    return made
+
+
+def learning_rate(plan: TrainPlan, step: int, total: int) -> float:
+    """Linear warmup over plan.warmup of the steps, then a cosine down to lr · min_lr_ratio."""
+    warm = max(1, round(plan.warmup * total))
+    if step < warm:
+        return plan.lr * (step + 1) / warm
+    phase = (step - warm) / max(1, total - warm)
+    return plan.lr * (plan.min_lr_ratio + (1 - plan.min_lr_ratio) * 0.5 * (1 + math.cos(math.pi * phase)))
+
+
+class Trainer:
+    """Trains one head on one feature store. `embedding`: [V, H]; `draft_rows`: [D, H], both frozen."""
+
+    def __init__(
+        self,
+        plan: TrainPlan,
+        head: Eagle3Head,
+        embedding: Tensor,
+        draft_rows: Tensor,
+        store: FeatureStore,
+        directory: Path,
+        progress: Progress,
+    ) -> None:
+        self.plan, self.head, self.store, self.progress = plan, head, store, progress
+        self.embedding, self.draft_rows = embedding, draft_rows
+        self.path = directory / "train-state.pt"
+        self.train_ids, held = split(store, plan.holdout_every)
+        self.held = [i for i in held if store.is_greedy(i)][: plan.eval_samples]
+        lengths = [store.answer_length(i) for i in self.train_ids]
+        self._epochs = [batches(lengths, plan.batch_tokens, e, plan.seed) for e in range(plan.epochs)]
+        self.total_steps = sum(map(len, self._epochs))
+        self._total_tokens = plan.epochs * sum(lengths)
+        self.optimizer = torch.optim.AdamW(
+            head.parameters(), lr=plan.lr, betas=(0.9, 0.95), weight_decay=0.0, fused=True
+        )
+        self.step = self.num_tokens = 0
+        self.held_out: HeldOut | None = None
+
+    def run(self, *, until: int | None = None) -> HeldOut | None:
+        """Train to the end (or to step `until`); an interrupt saves the state and is passed on."""
+        if not self.train_ids:
+            raise RunError("the corpus has no answer to train on", hint="raise num-tokens")
+        last = self.total_steps if until is None else min(until, self.total_steps)
+        started, tokens_at_start = time.monotonic(), self.num_tokens
+        schedule = self._schedule()
+        try:
+            for number, samples in enumerate(schedule):
+                if number >= last:
+                    break
+                if number < self.step:
+                    continue
+                losses = self._update(samples)
+                rate = (self.num_tokens - tokens_at_start) / (time.monotonic() - started)
+                self._report(losses, rate)
+        except KeyboardInterrupt:
+            self.save()
+            raise
+        self.save()
+        return self.held_out
+
+    def _schedule(self) -> Iterator[list[int]]:
+        for epoch in self._epochs:
+            for batch in epoch:
+                yield [self.train_ids[i] for i in batch]
+
+    def _update(self, sample_ids: Sequence[int]) -> list[float]:
+        plan = self.plan
+        samples = [self.store.sample(i) for i in sample_ids]
+        batch = collate(samples, plan.ttt_steps, self.embedding.device)
+        is_bf16 = self.draft_rows.dtype == torch.bfloat16
+        with torch.autocast(self.embedding.device.type, dtype=torch.bfloat16, enabled=is_bf16):
+            loss, losses = ttt_loss(
+                self.head,
+                self.embedding,
+                batch,
+                self.draft_rows,
+                num_steps=plan.ttt_steps,
+                decay=plan.decay,
+            )
+        loss.backward()  # type: ignore[no-untyped-call]
+        norm = torch.nn.utils.clip_grad_norm_(self.head.parameters(), plan.clip)
+        if not bool(torch.isfinite(norm)):
+            raise RunError(f"the gradient at step {self.step} is {float(norm)}", hint="lower lr")
+        for group in self.optimizer.param_groups:
+            group["lr"] = learning_rate(plan, self.step, self.total_steps)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        self.step += 1
+        self.num_tokens += sum(self.store.answer_length(i) for i in sample_ids)
+        return losses
+
+    def _report(self, losses: Sequence[float], rate: float) -> None:
+        is_last = self.step == self.total_steps
+        if self.step % self.plan.checkpoint_every == 0:
+            self.save()
+        message = ""
+        if self.held and (self.step % self.plan.eval_every == 0 or is_last):
+            self.held_out = self.evaluate()
+            message = f"held out: {self.held_out.text}"
+        if self.step % _REPORT_EVERY and not message:
+            return
+        shown = " ".join(f"{loss:.3f}" for loss in losses)
+        self.progress(
+            TrainEvent(
+                stage="train",
+                message=message or f"loss by step {shown}",
+                done=self.step,
+                total=self.total_steps,
+                unit="steps",
+                tokens_per_s=rate,
+                seconds_left=max(0, self._total_tokens - self.num_tokens) / rate,
+            )
+        )
+
+    def evaluate(self) -> HeldOut:
+        """Acceptance on the held-out greedy answers."""
+        return evaluate(
+            self.head,
+            self.embedding,
+            [self.store.sample(i) for i in self.held],
+            depth=self.plan.eval_depth,
+            dtype=self.draft_rows.dtype,
+        )
+
+    def save(self) -> None:
+        """Weights, optimiser and position, written whole or not at all."""
+        partial = self.path.with_suffix(".partial")
+        torch.save(
+            {
+                "digest": self.plan.digest(*TRAIN_SETTINGS),
+                "step": self.step,
+                "num_tokens": self.num_tokens,
+                "head": self.head.state_dict(),
+                "optimizer": self.optimizer.state_dict(),
+            },
+            partial,
+        )
+        partial.replace(self.path)
+
+    def resume(self) -> bool:
+        """Continue from the stored state, if there is one; other settings are refused."""
+        if not self.path.exists():
+            return False
+        state = torch.load(self.path, weights_only=True)
+        if state["digest"] != self.plan.digest(*TRAIN_SETTINGS):
+            raise StoreError(
+                f"{self.path} was written with other training settings",
+                hint="use the same settings, or another --output-dir",
+            )
+        self.head.load_state_dict(state["head"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.step, self.num_tokens = state["step"], state["num_tokens"]
+        return True
