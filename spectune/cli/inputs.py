@@ -24,15 +24,19 @@ START_S = 15.0
 
 
 def read_workload(options: SweepOptions) -> Workload:
-    """The prompts, with one sentence on what was left out."""
+    """The prompts, with one sentence on what was left out.
+
+    As many as the largest cell needs: a prompt asked again says little new about other prompts.
+    """
     from spectune.workload.read import load_workload
 
     if options.workload and options.dataset_path:
         raise UsageError(f"--workload {options.workload} and --dataset-path {options.dataset_path}: give one")
+    largest_cell = max(options.batch_size) * options.min_blocks * options.num_runs
     workload = load_workload(
         options.dataset_path or options.workload,
         categories=options.categories or None,
-        num_prompts=options.num_prompts,
+        num_prompts=max(options.num_prompts * options.num_runs, largest_cell),
         seed=options.seed,
     )
     say(workload.accounting)

@@ -132,7 +132,11 @@ class SweepOptions:
         (), "--categories", section="workload", kind=str, help="Only these categories of the prompts."
     )
     num_prompts: int = setting(
-        32, "--num-prompts", section="workload", minimum=1, help="Prompts, spread evenly over the categories."
+        32,
+        "--num-prompts",
+        section="workload",
+        minimum=1,
+        help="Requests of each arm in a cell, evenly over the categories; large batches need more.",
     )
     seed: int = setting(
         0, "--seed", section="workload", minimum=0, help="Seed of prompt choice and sampling."

@@ -226,3 +226,12 @@ def test_policy_show_file_that_is_no_policy_is_refused(spectune: Spectune) -> No
 
     assert 2 == answer.code
     assert "x.json: not a spectune policy" in answer.err
+
+
+def test_sweep_large_batch_takes_new_prompts_before_it_repeats_any(spectune: Spectune) -> None:
+    """Blocks of a large batch hold prompts that no other block held, while there are any."""
+    answer = spectune(*TINY, "--batch-size", "1,8", "--min-blocks", "4", "--output-dir", "run")
+
+    manifest = json.loads(Path("run/manifest.json").read_text(encoding="utf-8"))
+    assert 0 == answer.code
+    assert 32 == manifest["workload"]["num_prompts"]
