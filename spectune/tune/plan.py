@@ -144,15 +144,15 @@ def _split_configs(
 def _refusal(config: SpecConfig, capabilities: Capabilities) -> str | None:
     if config.is_off:
         return None
-    if config.method not in capabilities.methods:
-        return f"backend {capabilities.name} has no method {config.method}"
-    if config.is_tree and not capabilities.has_trees:
-        return f"backend {capabilities.name} verifies chains only, topk {config.topk} is a tree"
     needs_head = config.method == Method.EAGLE3 and not capabilities.is_simulated
     if needs_head and config.draft_model is None:
         raise UsageError(
             "method eagle3 needs --draft-model", hint="the directory of an EAGLE-3 head, or --method ngram"
         )
+    if config.method not in capabilities.methods:
+        return f"backend {capabilities.name} has no method {config.method}"
+    if config.is_tree and not capabilities.has_trees:
+        return f"backend {capabilities.name} verifies chains only, topk {config.topk} is a tree"
     return None
 
 

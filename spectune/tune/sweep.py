@@ -6,6 +6,7 @@ outcome goes on where its blocks end.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,8 @@ from spectune.store import RunStore
 from spectune.tune.manifest import build_manifest, check_same_run, merged_fingerprint
 from spectune.tune.plan import SweepPlan
 
+# Failures of encoding that leave the other cells alone.
+_OF_ONE_CELL = (InfeasibleConfig, RunError, MemoryError)
 _WITH_BLOCKS = frozenset({Status.OK, Status.SUSPECT, Status.CAPPED})
 
 
@@ -60,6 +63,7 @@ def run_sweep(
     pending = _pending(plan, store, progress, retry_failed=retry_failed)
     progress.started(len(plan.points), len(plan.points) - len(pending))
     requests = RequestBuilder(backend, plan.context_text)
+    _encode_all(plan, pending, requests)
     best = Best()
     for launch in backend.plan(pending) if pending else []:
         _run_launch(plan, backend, launch, store, progress, requests, best)
@@ -102,6 +106,13 @@ def _set_aside(point: Point, store: RunStore, progress: SweepProgress, why: str)
         progress.note(f"{why}: set aside as {aside.name}, the point is run again")
 
 
+def _encode_all(plan: SweepPlan, points: Sequence[Point], requests: RequestBuilder) -> None:
+    """Meet every prompt and context first: a workload that does not fit ends the sweep in seconds."""
+    for cell, of_cell in _by_cell(points).items():
+        with contextlib.suppress(*_OF_ONE_CELL):
+            _cell_work(plan, cell, of_cell, requests)
+
+
 def _run_launch(
     plan: SweepPlan,
     backend: Backend,
@@ -118,7 +129,7 @@ def _run_launch(
         for cell, points in _by_cell(launch.points).items():
             try:
                 work = _cell_work(plan, cell, points, requests)
-            except (InfeasibleConfig, RunError, MemoryError) as error:
+            except _OF_ONE_CELL as error:
                 failed = explain_failure(error)
                 for point in points:
                     outcome = fail_point(store, point, failed)

@@ -10,7 +10,7 @@ from collections import Counter
 import pytest
 
 from spectune.backend.simulated import SimulatedBackend
-from spectune.errors import RunError, StoreError, UsageError
+from spectune.errors import InfeasibleConfig, RunError, StoreError, UsageError, WorkloadError
 from spectune.records import SpecConfig, Status
 from spectune.tune.sweep import run_sweep, start_run
 
@@ -239,3 +239,45 @@ def test_sweep_engine_is_warmed_again_after_a_restart(plan_of, sweep):
     assert ran.count(("off", True)) == 2
     assert ran.count(("ngram K=2", True)) == 1
     assert ran.count(("eagle3 K=3", True)) == 1
+
+
+def test_sweep_context_that_cannot_be_filled_ends_before_any_launch(plan_of, sweep):
+    """A workload that is too short for the last cell is found before the first one runs."""
+
+    class Short(SimulatedBackend):
+        starts = 0
+
+        def open(self, launch):
+            Short.starts += 1
+            return super().open(launch)
+
+        def encode(self, prompt, context_text, context_tokens):
+            if context_tokens > 100:
+                raise WorkloadError(f"--context-tokens {context_tokens} needs more text")
+            return super().encode(prompt, context_text, context_tokens)
+
+    backend = Short()
+
+    with pytest.raises(WorkloadError, match="500"):
+        sweep(plan_of(backend, context_tokens=(0, 500), context_text="prose"), backend)
+    assert Short.starts == 0
+
+
+def test_sweep_cell_that_cannot_be_encoded_is_infeasible_and_the_others_go_on(plan_of, sweep):
+    """A context beyond the model is a reason for the points of that cell only."""
+
+    class Small(SimulatedBackend):
+        def encode(self, prompt, context_text, context_tokens):
+            if context_tokens > 100:
+                raise InfeasibleConfig(f"context {context_tokens} does not fit")
+            return super().encode(prompt, context_text, context_tokens)
+
+    backend = Small()
+    plan = plan_of(backend, context_tokens=(500, 0), context_text="prose")
+
+    outcomes = sweep(plan, backend).outcomes()
+
+    assert [outcomes[point.point_id].status for point in plan.points] == [
+        *[Status.INFEASIBLE] * 3,
+        *[Status.OK] * 3,
+    ]

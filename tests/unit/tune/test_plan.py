@@ -70,9 +70,15 @@ def test_plan_prunes_batches_that_the_backend_cannot_hold():
 
 
 def test_plan_eagle3_without_a_head_is_refused_before_any_launch():
-    """A real engine needs the head; the error names the flag."""
-    with pytest.raises(UsageError, match="--draft-model"):
-        plan(Real())
+    """A real engine needs the head, whether or not it offers the method; the error names the flag."""
+
+    class Headless(Real):
+        def capabilities(self):
+            return Capabilities(name="real", methods=("off", "ngram"), has_trees=True, has_rounds=True)
+
+    for backend in (Real(), Headless()):
+        with pytest.raises(UsageError, match="--draft-model"):
+            plan(backend, (CHAIN, SpecConfig.chain("ngram", 2)))
 
 
 def test_plan_eagle3_with_a_head_is_accepted():
