@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 Generate = Callable[[Sequence[Request]], Sequence[RequestRecord]]
 CHUNKS_PER_BATCH = 4
 MAX_USER_TOKENS = 96
+_OWN_RANGE = 8_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,14 +161,24 @@ def _prompts(
     for index in indices:
         text = written.get(index)
         source = "template" if text is None else "self"
-        prompt = template_prompt(plan.seed, index)
         if text is not None:
             prompt = TrainingPrompt(category="chat", text=text)
+        else:
+            prompt = template_prompt(plan.seed, _template_number(index, index in written, plan.self_share))
         ids = tuple(tokenizer.encode_chat([{"role": "user", "content": prompt.text}]))
         if len(ids) > plan.max_prompt_tokens:
             ids = ids[: plan.max_prompt_tokens // 2] + ids[-plan.max_prompt_tokens // 2 :]
         prepared.append((index, source, prompt, ids))
     return prepared
+
+
+def _template_number(index: int, was_own: bool, share: float) -> int:
+    """Running number among template prompts, so that categories take turns whatever the share.
+
+    A rejected turn of the target's own counts in a range of its own.
+    """
+    own_before = int(index * share + 1e-9)
+    return _OWN_RANGE + own_before if was_own else index - own_before
 
 
 def _self_instructed(

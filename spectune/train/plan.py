@@ -25,12 +25,12 @@ class TrainPlan:
 
     target: Path
     output_dir: Path
-    num_tokens: int = 250_000
+    num_tokens: int = 200_000
     max_answer_tokens: int = 224
     max_prompt_tokens: int = 384
     greedy_share: float = 0.7
     temperature: float = 0.8
-    self_share: float = 0.6
+    self_share: float = 0.5
     generate_batch_size: int = 64
     draft_vocab_size: int = 8192
     ttt_steps: int = 4

@@ -31,11 +31,12 @@ _REPORT_EVERY = 10
 
 
 def split(store: FeatureStore, holdout_every: int) -> tuple[list[int], list[int]]:
-    """(train, held out) sample numbers; every holdout_every-th corpus row is held out."""
+    """(train, held out) sample numbers: one row in holdout_every, drawn by its corpus index alone."""
     train: list[int] = []
     held: list[int] = []
     for i in range(len(store)):
-        (held if store.corpus_index(i) % holdout_every == 0 else train).append(i)
+        drawn = random.Random(store.corpus_index(i)).randrange(holdout_every)
+        (held if drawn == 0 else train).append(i)
     return train, held
 
 

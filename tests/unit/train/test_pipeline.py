@@ -140,6 +140,7 @@ def test_build_corpus_mixes_sources_and_temperatures(tmp_path: Path) -> None:
     assert [row.index for row in rows] == list(range(len(rows)))
     assert {row.source for row in rows} == {"template", "self"}
     assert {row.temperature for row in rows} == {0.0, 0.8}
+    assert len({row.category for row in rows if row.source == "template"}) == 8
 
 
 def test_features_shard_equals_a_direct_pass_of_the_target(
