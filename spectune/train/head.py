@@ -189,6 +189,7 @@ def head_config(
         aux_layer_ids=aux_layer_ids,
         rms_norm_eps=target.rms_norm_eps,
         rope_theta=target.rope_theta if rope_theta is None else rope_theta,
+        max_positions=target.max_position_embeddings,
     )
 
 

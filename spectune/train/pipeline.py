@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -31,6 +32,7 @@ CORPUS_SETTINGS = (
     "generate_batch_size", "seed",
 )  # fmt: skip
 OVERLAP_N = 8
+LIVE_SECONDS = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +67,7 @@ def run(plan: TrainPlan, progress: Progress = silent) -> TrainResult:
         "plan": {k: v for k, v in plan.to_dict().items() if k not in ("target", "output_dir")},
     }
     head_dir = plan.output_dir / "head"
-    held_out = trainer.evaluate() if trainer.held else None
+    held_out = trainer.held_out or (trainer.evaluate() if trainer.held else None)
     if held_out is not None:
         provenance["held_out"] = asdict(held_out)
     export_head(trainer.head, head_dir, target.config, provenance)
@@ -97,7 +99,19 @@ def corpus_stage(
     engine = Engine(target, tokenizer, batch_size=plan.generate_batch_size)
 
     def generate(requests: Sequence[Request]) -> Sequence[RequestRecord]:
-        records = engine.generate(requests).requests
+        started = last = time.monotonic()
+        kind = requests[0].request_id.partition("-")[0]
+
+        def live(num_emitted: int) -> None:
+            nonlocal last
+            now = time.monotonic()
+            if now - last >= LIVE_SECONDS:
+                last = now
+                text = f"{len(requests)} {kind} texts under way, {num_emitted} tokens"
+                rate = num_emitted / (now - started)
+                progress(TrainEvent(stage="corpus", message=text, tokens_per_s=rate))
+
+        records = engine.generate(requests, on_progress=live).requests
         if failed := [record for record in records if record.error is not None]:
             raise RunError(f"{len(failed)} of {len(records)} answers failed: {failed[0].error}")
         return records
