@@ -231,12 +231,14 @@ def _draft_to_target(path: Path, config: HeadConfig, tensors: dict[str, Tensor])
             f"{path}: d2t has {list(offsets.shape)} entries, draft_vocab_size is {config.draft_vocab_size}"
         )
     ids = torch.arange(config.draft_vocab_size) + offsets
-    is_map = bool((ids.diff() > 0).all()) and 0 <= int(ids.min()) and int(ids.max()) < config.vocab_size
+    is_map = bool((ids.diff() > 0).all()) and int(ids.min()) >= 0 and int(ids.max()) < config.vocab_size
     if not is_map:
         cause = "d2t holds offsets (target id = i + d2t[i])"
         if bool((offsets.diff() > 0).all()):
             cause += "; these look like absolute ids"
-        raise CheckpointError(f"{path}: i + d2t[i] does not rise within 0..{config.vocab_size - 1}", hint=cause)
+        raise CheckpointError(
+            f"{path}: i + d2t[i] does not rise within 0..{config.vocab_size - 1}", hint=cause
+        )
     if "t2d" in tensors:
         flags = tensors["t2d"].bool()
         if int(flags.sum()) != config.draft_vocab_size or not bool(flags[ids].all()):

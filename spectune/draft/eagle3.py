@@ -54,9 +54,7 @@ class Eagle3Drafter:
         self._draft_to_target = None if ids is None else ids.to(device)
         linears = (self._qkv, self._out, self._gate_up, self._down, self._head)
         self.weight_bytes = sum(linear.num_bytes for linear in linears)
-        self._rope = Rope(
-            config.head_dim, config.rope_theta, config.rope_scaling, device=device, dtype=dtype
-        )
+        self._rope = Rope(config.head_dim, config.rope_theta, config.rope_scaling, device=device, dtype=dtype)
         self._cache: KVCache | None = None
         self._lengths: list[int] = []
         self._states = torch.empty(0)  # [slots, H]: output of each slot's last real pair

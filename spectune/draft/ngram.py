@@ -28,7 +28,9 @@ class NgramDrafter:
     max_context: int | None = None
     weight_bytes = 0
 
-    def __init__(self, device: torch.device, *, window_max: int = DEFAULT_WINDOW, window_min: int = 1) -> None:
+    def __init__(
+        self, device: torch.device, *, window_max: int = DEFAULT_WINDOW, window_min: int = 1
+    ) -> None:
         if not 1 <= window_min <= window_max:
             raise InfeasibleConfig(f"n-gram window {window_min}..{window_max} is empty")
         self._device = device
@@ -88,5 +90,5 @@ def lookup(text: list[int], num_tokens: int, window_max: int, window_min: int) -
         hits = np.flatnonzero((views == tail).all(1))
         if hits.size:
             start = int(hits[0]) + window
-            return array[start : start + num_tokens].tolist()
+            return text[start : start + num_tokens]
     return []

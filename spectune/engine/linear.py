@@ -48,6 +48,7 @@ class Linear:
 
     def __call__(self, x: Tensor) -> Tensor:
         if self._packed is not None:
-            return torch.ops.mkldnn._linear_pointwise(x, self._packed, self.bias, "none", [], "")
+            product: Tensor = torch.ops.mkldnn._linear_pointwise(x, self._packed, self.bias, "none", [], "")
+            return product
         assert self._weight is not None
         return F.linear(x, self._weight, self.bias)

@@ -103,7 +103,8 @@ class Engine:
         self._reserve(requests, config, drafter)
         self.margins = {}
         run = _Run(self, drafter, forced_text)
-        waiting, finished = deque(requests), []
+        waiting = deque(requests)
+        finished: list[RequestRecord] = []
         start_s = self._clock()
         while waiting or run.running:
             while waiting and len(run.running) < self.batch_size:
@@ -112,7 +113,7 @@ class Engine:
                 continue
             if on_round is not None:
                 on_round([row.slot for row in run.running])
-            chosen = chooser.choose(**run.load()) if chooser is not None else config
+            chosen = run.ask(chooser) if chooser is not None else config
             run.decode(chosen, forced, wants_margins, finished)
             if on_progress is not None:
                 on_progress(run.num_emitted)
@@ -163,10 +164,10 @@ class _Run:
         self._free = list(range(engine.batch_size))
         self._ema: float | None = None
 
-    def load(self) -> dict[str, float | int | None]:
-        """What a chooser may know."""
+    def ask(self, chooser: Chooser) -> SpecConfig:
+        """The configuration of the next round, from what the engine sees of its load."""
         tokens = sum(row.length for row in self.running) // len(self.running)
-        return {"batch_size": len(self.running), "context_tokens": tokens, "acceptance_ema": self._ema}
+        return chooser.choose(batch_size=len(self.running), context_tokens=tokens, acceptance_ema=self._ema)
 
     def admit(self, request: Request, finished: list[RequestRecord]) -> None:
         """Prefill a request into the lowest free slot and emit its first token."""
@@ -287,9 +288,7 @@ class _Run:
             forced_text=None if self._texts is None else [self._texts[r.request_id] for r in requests],
         )
 
-    def _apply(
-        self, row: _Running, index: int, turn: Turn, now: float, finished: list[RequestRecord]
-    ) -> int:
+    def _apply(self, row: _Running, index: int, turn: Turn, now: float, finished: list[RequestRecord]) -> int:
         """Add a round's tokens to a row, cut at EOS, stop or length; returns how many were emitted."""
         tokens = turn.emitted[index]
         kept: list[int] = []

@@ -105,9 +105,7 @@ class Target:
         self.layers = [
             _Layer(config, weights, f"model.layers.{index}.") for index in range(config.num_layers)
         ]
-        self.rope = Rope(
-            config.head_dim, config.rope_theta, config.rope_scaling, device=device, dtype=dtype
-        )
+        self.rope = Rope(config.head_dim, config.rope_theta, config.rope_scaling, device=device, dtype=dtype)
 
     @classmethod
     def load(
@@ -175,7 +173,7 @@ class Target:
         Returns:
             Final hidden states [B, T, H] after the last norm, and features [B, T, 3H].
         """
-        num_rows, num_tokens = ids.shape
+        num_tokens = ids.shape[1]
         num_columns = max(lengths) + num_tokens
         device_lengths = torch.tensor(lengths, dtype=torch.int64, device=self.device)
         columns = device_lengths.unsqueeze(1) + torch.arange(num_tokens, device=self.device)

@@ -97,7 +97,8 @@ def verify_residual(tree: DraftTree, logits: Tensor, rows: RowSampling, indices:
         logits: [B, K+1, V] of the target at root and drafts.
         indices: [B, K+1] output index that the choice at each node would fill.
     """
-    assert tree.q is not None and tree.is_chain, "residual verification needs a chain with q"
+    assert tree.is_chain, "residual verification is for chains"
+    assert tree.q is not None, "residual verification needs what the drafts were drawn from"
     p = warp(logits, rows).softmax(-1)  # [B, K+1, V]
     drafts = tree.tokens[:, 1:]
     p_draft = p[:, :-1].gather(2, drafts.unsqueeze(2)).squeeze(2)  # [B, K]

@@ -122,9 +122,7 @@ def save_head(folder: Path, config: dict[str, Any], tensors: dict[str, Tensor]) 
     return folder
 
 
-def random_drafter(
-    target: Target, folder: Path, draft_vocab_size: int, seed: int = 0
-) -> Eagle3Drafter:
+def random_drafter(target: Target, folder: Path, draft_vocab_size: int, seed: int = 0) -> Eagle3Drafter:
     """An untrained head, written to disk and loaded as a user's would be."""
     config = head_config(target.config, draft_vocab_size)
     path = save_head(folder, config, head_tensors(config, target.config, seed))
@@ -165,9 +163,7 @@ def cyclic_pair(vocab: int = 16, *, shift: int = 0) -> tuple[Target, Eagle3Draft
     return target, Eagle3Drafter(Head(Path("toy"), parsed, tensors, None), target)
 
 
-def request(
-    name: str, prompt_ids: list[int], *, category: str = "toy", **sampling: Any
-) -> Request:
+def request(name: str, prompt_ids: list[int], *, category: str = "toy", **sampling: Any) -> Request:
     return Request(
         request_id=name,
         prompt_ids=tuple(prompt_ids),

@@ -37,9 +37,7 @@ def test_engine_with_untrained_head_emits_plain_text(
     target = tiny_target()
     requests = ragged_requests(9, 97, **sampling)
     plain = Engine(target, batch_size=batch_size, eos_ids=[2]).generate(requests)
-    engine = Engine(
-        target, batch_size=batch_size, eos_ids=[2], drafter=random_drafter(target, tmp_path, 49)
-    )
+    engine = Engine(target, batch_size=batch_size, eos_ids=[2], drafter=random_drafter(target, tmp_path, 49))
 
     result = engine.generate(requests, config)
 
@@ -62,7 +60,6 @@ def test_engine_with_partly_right_head_emits_plain_text(config: SpecConfig, batc
     accepted = {s.num_accepted for r in result.requests for s in r.steps}
     assert [r.output_ids for r in plain.requests] == [r.output_ids for r in result.requests]
     assert {0, 1} <= accepted
-
 
 
 def test_engine_plain_text_is_independent_of_batch_and_order() -> None:
