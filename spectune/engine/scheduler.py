@@ -10,6 +10,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 
@@ -33,6 +34,14 @@ from spectune.records import (
 )
 
 _EMA = 0.2
+
+
+class RowView(NamedTuple):
+    """A running row as an observer of rounds sees it."""
+
+    request_id: str
+    slot: int
+    num_outputs: int
 
 
 @dataclass(slots=True)
@@ -81,9 +90,10 @@ class Engine:
         chooser: Chooser | None = None,
         forced: ForcedAcceptance | None = None,
         forced_text: dict[str, Sequence[int]] | None = None,
-        on_round: Callable[[Sequence[int]], None] | None = None,
+        on_round: Callable[[Sequence[RowView]], None] | None = None,
         wants_margins: bool = False,
         on_progress: Callable[[int], None] | None = None,
+        scratch: SpecConfig | None = None,
     ) -> BlockResult:
         """Decode all requests at the engine's batch size.
 
@@ -92,15 +102,16 @@ class Engine:
             chooser: picks it anew before each round; the drafter is then kept fresh in off rounds.
             forced: accept a fixed mean number of drafts (cost measurements; not lossless).
             forced_text: output ids by request id that the target is made to emit (replay).
-            on_round: called with the slots before each decode round (trace).
+            on_round: called with the running rows before each decode round (trace).
             wants_margins: keep the top-2 gap of each emitted token in `self.margins`.
             on_progress: called with the number of tokens emitted so far.
+            scratch: the largest configuration that a chooser or observer will ask for.
         """
         config = config or SpecConfig.off()
         drafter = self.drafter if chooser is not None or not config.is_off or on_round else None
         if drafter is None and not config.is_off:
             raise UsageError(f"{config.label} needs a drafter", hint="give --draft-model or --method ngram")
-        self._reserve(requests, config, drafter)
+        self._reserve(requests, scratch or config, drafter)
         self.margins = {}
         run = _Run(self, drafter, forced_text)
         waiting = deque(requests)
@@ -112,7 +123,7 @@ class Engine:
             if not run.running:
                 continue
             if on_round is not None:
-                on_round([row.slot for row in run.running])
+                on_round(run.views())
             chosen = run.ask(chooser) if chooser is not None else config
             run.decode(chosen, forced, wants_margins, finished)
             if on_progress is not None:
@@ -163,6 +174,9 @@ class _Run:
         self.num_emitted = 0
         self._free = list(range(engine.batch_size))
         self._ema: float | None = None
+
+    def views(self) -> list[RowView]:
+        return [RowView(row.request.request_id, row.slot, len(row.output_ids)) for row in self.running]
 
     def ask(self, chooser: Chooser) -> SpecConfig:
         """The configuration of the next round, from what the engine sees of its load."""

@@ -140,9 +140,9 @@ def output_indices(batch: Batch, tree: DraftTree) -> Tensor:
 
 
 def text_choices(texts: Sequence[Sequence[int]], indices: Tensor) -> Tensor:
-    """Choices [B, N] read from given texts; past their end token 0 with no draft equal to it."""
+    """Choices [B, N] read from given texts; past their end token 0, where the row is cut anyway."""
     rows = [
-        [text[index] if index < len(text) else -1 for index in row]
+        [text[index] if index < len(text) else 0 for index in row]
         for text, row in zip(texts, indices.tolist(), strict=True)
     ]
     return torch.tensor(rows, dtype=torch.int64, device=indices.device)
@@ -156,9 +156,9 @@ def commit_target(batch: Batch, tree: DraftTree, verdict: Verdict, cache: KVCach
     if not tree.is_chain and verdict.path.shape[1] > 1:
         starts = torch.tensor(batch.lengths, device=tree.tokens.device).unsqueeze(1)
         steps = torch.arange(verdict.path.shape[1], device=tree.tokens.device)
-        # rows shorter than the longest copy their last node onto itself, past their own length
+        # rows shorter than the longest path copy their last node into scratch past their own length
         cache.move(batch.slots.index, starts + verdict.path, starts + steps)
-    return [row[:count] + [final] for row, count, final in zip(kept, counts, finals, strict=True)]
+    return [[*row[:count], final] for row, count, final in zip(kept, counts, finals, strict=True)]
 
 
 def commit_draft(
