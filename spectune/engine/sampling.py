@@ -26,6 +26,7 @@ def _signed(value: int) -> int:
 _GOLDEN = _signed(0x9E3779B97F4A7C15)
 _MIX_1 = _signed(0xBF58476D1CE4E5B9)
 _MIX_2 = _signed(0x94D049BB133111EB)
+_BELOW_ONE = 1 - 2.0**-24  # largest float32 under 1; a uniform of 1 would rule its token out
 
 
 def _shift(x: Tensor, bits: int) -> Tensor:
@@ -54,7 +55,8 @@ def uniform(keys: Tensor, indices: Tensor, lane: Tensor) -> Tensor:
     """
     stream = splitmix64(splitmix64(keys) + indices)
     bits = _shift(splitmix64(stream + lane), 11)
-    return ((bits.to(torch.float64) + 0.5) * 2.0**-53).to(torch.float32)
+    value = ((bits.to(torch.float64) + 0.5) * 2.0**-53).to(torch.float32)
+    return value.clamp_max_(_BELOW_ONE)
 
 
 def gumbel(keys: Tensor, indices: Tensor, vocab_size: int) -> Tensor:
@@ -128,7 +130,9 @@ def _filter_sorted(logits: Tensor, rows: RowSampling) -> Tensor:
     ranked = ranked.masked_fill(rank >= top_k, float("-inf"))
     mass = ranked.softmax(-1)
     before = mass.cumsum(-1) - mass
-    ranked = ranked.masked_fill(before >= rows.top_p.view(-1, 1, 1), float("-inf"))
+    # a rounded sum may reach 1 before the tail does: rows at top-p 1 keep theirs
+    top_p = torch.where(rows.top_p < 1, rows.top_p, float("inf")).view(-1, 1, 1)
+    ranked = ranked.masked_fill((before >= top_p) & (rank > 0), float("-inf"))
     return torch.full_like(logits, float("-inf")).scatter(-1, order, ranked)
 
 
@@ -154,6 +158,6 @@ def _noise_by_index(keys: Tensor, indices: Tensor, vocab_size: int) -> Tensor:
     span = torch.arange(int(offsets.max()) + 1, device=indices.device)
     wanted = first + span  # [B, depths]
     noise = gumbel(keys.unsqueeze(1).expand_as(wanted), wanted, vocab_size)
-    if offsets.shape[1] == len(span):
-        return noise  # a chain: one node a depth, in order
+    if offsets.shape[1] == len(span) and bool((offsets == span).all()):
+        return noise  # chains: one node a depth, in order
     return noise.gather(1, offsets.unsqueeze(2).expand(-1, -1, vocab_size))
