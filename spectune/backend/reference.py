@@ -7,6 +7,7 @@ statistics.
 from __future__ import annotations
 
 import functools
+import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from importlib import metadata
@@ -14,6 +15,7 @@ from pathlib import Path
 
 import torch
 
+from spectune.backend.heads import head_folder
 from spectune.draft.checkpoint import load_head
 from spectune.draft.eagle3 import Eagle3Drafter
 from spectune.draft.ngram import NgramDrafter
@@ -49,7 +51,8 @@ class ReferenceBackend:
 
     Args:
         model: a Hugging Face directory, a GGUF file or a hub id; the default target if None.
-        draft_model: directory of an EAGLE-3 head; without it method eagle3 is not offered.
+        draft_model: folder of an EAGLE-3 head or name of a shipped one; without it method eagle3 is not
+            offered.
         device: cpu or cuda.
         dtype: auto, bfloat16, float16 or float32.
         load_format: `dummy` runs the shape of a model with random weights (costs only).
@@ -95,6 +98,7 @@ class ReferenceBackend:
     def fingerprint(self) -> Fingerprint:
         target, config = self.target, self.target.config
         head = self.drafter(Method.EAGLE3) if self._draft_model is not None else None
+        draft = {} if head is None else {"draft_digest": self._draft_digest}
         kv_bytes = 2 * config.num_layers * config.num_kv_heads * config.head_dim * target.dtype.itemsize
         return Fingerprint(
             backend="reference",
@@ -108,13 +112,14 @@ class ReferenceBackend:
                 "prefill_chunk": self._prefill_chunk,
                 "prefix_cache": False,
                 "load_format": self._load_format,
-                "chat_template": self.tokenizer.template_digest or "none",
+                "chat_template": self.template_digest or "none",
                 "vocab_size": config.vocab_size,
+                **draft,
             },
             weight_bytes=target.weight_bytes,
             draft_weight_bytes=None if head is None else head.weight_bytes,
             kv_bytes_per_token=kv_bytes,
-            read_bandwidth_bytes_per_s=read_bandwidth_bytes_per_s(target.device),
+            read_bandwidth_bytes_per_s=self._read_bandwidth_bytes_per_s,
         )
 
     def encode(self, prompt: Prompt, context_text: str, context_tokens: int) -> tuple[int, ...]:
@@ -140,6 +145,27 @@ class ReferenceBackend:
     def tokenizer(self) -> Tokenizer:
         return Tokenizer.from_dir(self.model_path)
 
+    @property
+    def template_digest(self) -> str | None:
+        """Digest of the target's chat template."""
+        return self.tokenizer.template_digest
+
+    @functools.cached_property
+    def _draft_digest(self) -> str:
+        """Digest of a head's files: another head may lie in the same folder tomorrow."""
+        assert self._draft_model is not None
+        digest = hashlib.sha256()
+        for file in sorted(head_folder(self._draft_model).iterdir()):
+            if file.suffix in (".json", ".safetensors", ".bin"):
+                with file.open("rb") as stream:
+                    digest.update(hashlib.file_digest(stream, "sha256").digest())
+        return digest.hexdigest()[:12]
+
+    @functools.cached_property
+    def _read_bandwidth_bytes_per_s(self) -> float:
+        """Measured once: it takes a while, and it must not change within a run."""
+        return read_bandwidth_bytes_per_s(self.target.device)
+
     @functools.cached_property
     def target(self) -> Target:
         return Target.load(
@@ -150,7 +176,7 @@ class ReferenceBackend:
     def _eagle3(self) -> Eagle3Drafter:
         if self._draft_model is None:
             raise UsageError("method eagle3 needs --draft-model", hint="give the folder of an EAGLE-3 head")
-        head = load_head(Path(self._draft_model), self.target.config)
+        head = load_head(head_folder(self._draft_model), self.target.config)
         ids = head.config.aux_layer_ids
         if ids is not None:
             self.target.aux_layer_ids = tuple(ids)
@@ -168,7 +194,11 @@ class ReferenceBackend:
 
     @property
     def _target_name(self) -> str:
-        name = Path(self._model).name if self._model else self.model_path.name
+        """Hub ids whole, paths by their last part: a folder of this machine identifies nothing elsewhere."""
+        if self._model is None:
+            name = self.model_path.name
+        else:
+            name = Path(self._model).name if Path(self._model).expanduser().exists() else self._model
         return f"{name} (random weights)" if self._load_format == "dummy" else name
 
     def engine(self, config: SpecConfig, batch_size: int) -> Engine:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from importlib import resources
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from spectune.cli.console import say
@@ -64,31 +62,33 @@ def _backend_options(options: SweepOptions) -> dict[str, Any]:
 
 
 def head_of(options: SweepOptions) -> str | None:
-    """The draft head: the given one, or the shipped one for the default target; None for no eagle3."""
+    """The draft head: the given one, or the shipped one for the default target; None for no eagle3.
+
+    A path stays as it was typed and a shipped head stays a name, so that a run names no machine's folder.
+    """
+    from spectune.backend.heads import DEFAULT_HEAD, head_folder, shipped_heads
+
     if options.backend != "reference" or "eagle3" not in options.method:
         return options.draft_model
-    if options.draft_model is None and options.model is None:
-        return shipped_head()
-    if options.draft_model is None:
+    if options.draft_model is None and options.model is not None:
         raise UsageError(
             f"--method eagle3 on --model {options.model} needs --draft-model",
             hint="give the directory of an EAGLE-3 head for this target, or use --method ngram",
         )
-    if not Path(options.draft_model).is_dir():
-        raise UsageError(f"--draft-model {options.draft_model} is not a directory")
-    return options.draft_model
-
-
-def shipped_head() -> str:
-    """Directory of the EAGLE-3 head for the default target that comes with spectune."""
-    root = Path(str(resources.files("spectune"))) / "heads"
-    found = sorted(path.parent for path in root.rglob("config.json")) if root.is_dir() else []
-    if not found:
+    if options.draft_model is None:
+        if DEFAULT_HEAD not in shipped_heads():
+            raise UsageError(
+                "no EAGLE-3 head is installed for the default target",
+                hint="train one: spectune train eagle3 --output-dir head, then --draft-model head",
+            )
+        return DEFAULT_HEAD
+    if not head_folder(options.draft_model).is_dir():
+        names = ", ".join(shipped_heads()) or "none is installed"
         raise UsageError(
-            "no EAGLE-3 head is installed for the default target",
-            hint="train one: spectune train eagle3 --output-dir head, then --draft-model head",
+            f"--draft-model {options.draft_model} is not a directory",
+            hint=f"heads that come with spectune: {names}",
         )
-    return str(found[0])
+    return options.draft_model
 
 
 def plan_of(options: SweepOptions, workload: Workload, backend: Backend) -> SweepPlan:

@@ -54,7 +54,17 @@ def show_results(summary: RunSummary, page: Path, *, as_json: bool) -> None:
         print_json(summary_document(summary))
     else:
         print_verdict(summary)
+    say_head(summary)
     say(f"report: {page}")
+
+
+def say_head(summary: RunSummary) -> None:
+    """Where a shipped head lies on this machine, for whoever copies a command of the report."""
+    from spectune.backend.heads import head_folder, shipped_heads
+
+    name = None if summary.fingerprint is None else summary.fingerprint.draft
+    if name is not None and name in shipped_heads():
+        say(f"draft head {name}: {head_folder(name)}")
 
 
 def exit_code(summary: RunSummary) -> int:

@@ -65,7 +65,7 @@ def run(options: SweepOptions, resume: Path | None, *, retry_failed: bool, as_js
     if resume is not None:
         store = resume_run(path, plan, backend)
     else:
-        store = start_run(path, plan, backend, argv=sys.argv, config=asdict(options))
+        store = start_run(path, plan, backend, argv=["spectune", *sys.argv[1:]], config=asdict(options))
     with keep_log_in(path, go_on=f"spectune sweep --resume {path}"):
         with sweep_progress(work_s(plan)) as progress:
             run_sweep(plan, backend, store, progress, retry_failed=retry_failed)

@@ -256,6 +256,10 @@ def _notes(policy: Mapping[str, Any], engine: str) -> list[str]:
             f"{engine} does not switch by category; decided otherwise: {', '.join(categories)}; "
             "for that put two deployments behind a router"
         )
+    heads = {cell["config"]["draft_model"] for cell in policy["cells"] if cell["config"] != "off"}
+    names = [name for name in (validity["target"], *sorted(heads - {None})) if name and "/" not in name]
+    if names and not validity["is_simulated"]:
+        notes.append(f"put your folders or hub ids in place of the names {', '.join(names)}")
     high = validity["context_tokens"][1]
     notes.append(f"measured up to {high} tokens per sequence; longer contexts are not covered")
     return notes
