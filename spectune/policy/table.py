@@ -231,7 +231,7 @@ def load_policy(data: Any, *, origin: str = "policy") -> dict[str, Any]:
     """Check a policy that came from a file; raises UsageError naming `origin` and the key."""
     if not isinstance(data, dict) or data.get("kind") != "spectune-policy":
         raise UsageError(
-            f"{origin}: not a spectune policy", hint="policies come from `spectune policy build`"
+            f"{origin}: not a spectune policy", hint="a sweep writes policy.json into its run directory"
         )
     if data.get("schema_version") != POLICY_SCHEMA_VERSION:
         raise UsageError(

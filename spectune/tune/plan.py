@@ -82,7 +82,7 @@ def plan_sweep(
     if not workload.prompts:
         raise UsageError(f"workload {workload.name} holds no prompts")
     if any(context_tokens) and not context_text:
-        raise UsageError(f"--context-tokens {max(context_tokens)} needs text to fill the context with")
+        raise UsageError(f"--context {max(context_tokens)} needs text to fill the context with")
     capabilities = backend.capabilities()
     kept, refused = _split_configs(configs, capabilities)
     cells, too_large = _cells(batch_sizes, context_tokens, temperatures, capabilities)
@@ -109,11 +109,11 @@ def _check_axes(
 ) -> None:
     axes: tuple[tuple[str, Sequence[float], int], ...] = (
         ("--batch-size", batch_sizes, 1),
-        ("--context-tokens", context_tokens, 0),
+        ("--context", context_tokens, 0),
         ("--temperature", temperatures, 0),
         ("--num-prompts", () if num_prompts is None else (num_prompts,), 1),
         ("--min-blocks", (min_blocks,), 1),
-        ("--repeats", (repeats,), 1),
+        ("--num-runs", (repeats,), 1),
     )
     for flag, values, least in axes:
         if not values and flag != "--num-prompts":

@@ -95,8 +95,8 @@ def test_plan_eagle3_with_a_head_is_accepted():
         pytest.param({"batch_sizes": (0,)}, "--batch-size 0", id="batch-zero"),
         pytest.param({"temperatures": (-0.5,)}, "--temperature -0.5", id="negative-temperature"),
         pytest.param({"num_prompts": 0}, "--num-prompts 0", id="no-prompts"),
-        pytest.param({"repeats": 0}, "--repeats 0", id="no-repeats"),
-        pytest.param({"context_tokens": (64,)}, "--context-tokens 64", id="no-context-text"),
+        pytest.param({"repeats": 0}, "--num-runs 0", id="no-repeats"),
+        pytest.param({"context_tokens": (64,)}, "--context 64", id="no-context-text"),
         pytest.param({"configs": (SpecConfig.chain("ngram", 2),)}, "no method ngram", id="nothing-left"),
     ],
 )
