@@ -183,11 +183,9 @@ def optimal_k(
 
     best = result("optimal K", formulas.optimal_gamma, alpha, draft_cost, max_num_tokens)
     assert isinstance(best.value, int)
-    results = [
-        best,
-        result("ideal speedup", formulas.ideal_speedup, alpha, best.value, draft_cost),
-        result("guaranteed speedup", formulas.min_guarantee, alpha, draft_cost),
-    ]
+    results = [best, result("ideal speedup", formulas.ideal_speedup, alpha, best.value, draft_cost)]
+    if alpha > draft_cost:
+        results.append(result("guaranteed speedup", formulas.min_guarantee, alpha, draft_cost))
     show({"alpha": alpha, "c": draft_cost, "largest K": max_num_tokens}, results, as_json=as_json)
 
 
