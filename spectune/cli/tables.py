@@ -22,7 +22,7 @@ def print_verdict(summary: RunSummary) -> None:
         _print_table(header, rows)
     if summary.is_simulated:
         print("SIMULATED: declared costs and acceptance, nothing was measured")
-    _print_wrapped(f"{summary.outcome}: {summary.verdict}")
+    _print_wrapped(summary.verdict)
     for caution in summary.cautions:
         _print_wrapped(f"caution: {caution}")
 

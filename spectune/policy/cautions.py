@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from spectune.policy.comparison import ArmSummary, CellComparison
 from spectune.policy.decide import POOLED_BASIS, is_clear_loss
-from spectune.records import Status
+from spectune.policy.verdict import place_names
+from spectune.records import Cell, Status
 
-INEFFECTIVE_LENGTH = 1.05
 RESIDUAL_LIMIT = 0.10
 
 
@@ -28,16 +28,28 @@ def run_cautions(
     if num_missing:
         found.append(f"{num_missing} of {num_points} points are not finished: resume the run")
     found += notes
-    for cell in cells:
-        for arm in cell.arms:
-            found += [f"{arm.config.label} at {cell.cell.label}: {text}" for text in _arm_cautions(arm)]
-    found += _losing_categories(cells, categories)
+    places = place_names([cell.cell for cell in cells])
+    found += _of_arms(cells, places)
+    found += _residuals(cells, places)
+    found += _losing_categories(cells, categories, places)
     if any(arm.speedup_basis == POOLED_BASIS for category in categories for arm in category.arms):
         found.append(
             "categories without blocks of their own show the pooled round time over their own acceptance "
             "length: no interval"
         )
     return tuple(dict.fromkeys(found))
+
+
+def _of_arms(cells: Sequence[CellComparison], places: Mapping[Cell, str]) -> list[str]:
+    """One sentence a doubt and cell, with all the arms that share it."""
+    found = []
+    for cell in cells:
+        sharing: dict[str, list[str]] = {}
+        for arm in cell.arms:
+            for text in _arm_cautions(arm):
+                sharing.setdefault(text, []).append(arm.config.label)
+        found += [f"{', '.join(labels)} at {places[cell.cell]}: {text}" for text, labels in sharing.items()]
+    return found
 
 
 def _arm_cautions(arm: ArmSummary) -> list[str]:
@@ -47,19 +59,31 @@ def _arm_cautions(arm: ArmSummary) -> list[str]:
     length = None if arm.acceptance is None else arm.acceptance.acceptance_length
     if not arm.config.is_off and arm.acceptance is not None and length is None:
         found.append(f"acceptance length unknown: {arm.acceptance.reason}")
-    if arm.config.method == "eagle3" and length is not None and length <= INEFFECTIVE_LENGTH:
-        found.append(
-            f"the draft is ineffective, acceptance length {length:.2f}: does the head fit the target?"
-        )
     if arm.speedup is not None and arm.speedup.low is None:
         found.append(f"one block only, so the speedup of {arm.speedup.value:.2f}x has no interval")
-    residual = None if arm.prediction is None else arm.prediction.residual_fraction
-    if residual is not None and abs(residual) > RESIDUAL_LIMIT:
-        found.append(f"measured time per token differs from the predicted one by {residual:+.0%}")
     return found
 
 
-def _losing_categories(cells: Sequence[CellComparison], categories: Sequence[CellComparison]) -> list[str]:
+def _residuals(cells: Sequence[CellComparison], places: Mapping[Cell, str]) -> list[str]:
+    """All arms whose measurement is far from the prediction, in one sentence."""
+    far = [
+        f"{arm.config.label} at {places[cell.cell]} ({arm.prediction.residual_fraction:+.0%})"
+        for cell in cells
+        for arm in cell.arms
+        if arm.prediction is not None
+        and arm.prediction.residual_fraction is not None
+        and abs(arm.prediction.residual_fraction) > RESIDUAL_LIMIT
+    ]
+    if not far:
+        return []
+    return [
+        f"measured time per token is more than {RESIDUAL_LIMIT:.0%} off the predicted one: {', '.join(far)}"
+    ]
+
+
+def _losing_categories(
+    cells: Sequence[CellComparison], categories: Sequence[CellComparison], places: Mapping[Cell, str]
+) -> list[str]:
     """Categories that the configuration chosen over all of them slows down."""
     found = []
     chosen = {cell.cell: cell.decision for cell in cells if cell.decision.verdict == "on"}
@@ -70,7 +94,7 @@ def _losing_categories(cells: Sequence[CellComparison], categories: Sequence[Cel
         for arm in category.arms:
             if arm.config == decision.chosen and is_clear_loss(arm) and arm.speedup is not None:
                 found.append(
-                    f"{decision.chosen.label}, chosen at {category.cell.label}, slows {category.scope} down to "
+                    f"{decision.chosen.label}, chosen at {places[category.cell]}, slows {category.scope} down to "
                     f"{arm.speedup.value:.2f}x"
                 )
     return found

@@ -244,7 +244,7 @@ def _assemble(
         schema_version=SCHEMA_VERSION,
         run_name=name,
         outcome=outcome,
-        verdict=verdict_text(outcome, cells, categories, workload),
+        verdict=verdict_text(outcome, cells, categories),
         is_simulated=is_simulated,
         fingerprint=fingerprint,
         cells=tuple(cells),

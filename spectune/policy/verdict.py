@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from spectune.policy import decide
 from spectune.policy.comparison import CellComparison, Decision
 from spectune.records import Cell
 
 
+MANY_CELLS = 4
+"""From here on a sentence names the span of the cells, not each one."""
+
+
 def verdict_text(
     outcome: str,
     cells: Sequence[CellComparison],
     categories: Sequence[CellComparison],
-    workload: Mapping[str, Any] | None = None,
 ) -> str:
     """What to do and by how much, the mix named that the numbers are over."""
     decided = [cell for cell in cells if cell.decision.verdict != decide.NO_DATA]
@@ -24,7 +26,7 @@ def verdict_text(
         return f"No data to decide on: {'; '.join(reasons) or 'no point was measured'}."
     first = _first_sentence(outcome, decided, places)
     second = _categories_text(decide.opposed_categories(decided, categories), places)
-    return " ".join(part for part in (f"{first}{_mix_text(workload or {})}.", second) if part)
+    return " ".join(part for part in (f"{first}{_mix_text(categories, places)}.", second) if part)
 
 
 def place_names(cells: Sequence[Cell]) -> dict[Cell, str]:
@@ -64,7 +66,7 @@ def _cell_text(cell: CellComparison, place: str) -> str:
 def _loser(decision: Decision) -> str:
     if decision.runner_up is None or decision.runner_up_reason is None:
         return decision.reason
-    return f"best candidate {decision.runner_up.label} {decision.runner_up_reason}"
+    return f"best candidate {decision.runner_up.label} runs at {decision.runner_up_reason}"
 
 
 def _categories_text(
@@ -87,9 +89,21 @@ def _categories_text(
     )
 
 
-def _mix_text(workload: Mapping[str, Any]) -> str:
-    counts: Mapping[str, int] = workload.get("categories") or {}
-    if len(counts) < 2:
+def _mix_text(categories: Sequence[CellComparison], places: Mapping[Cell, str]) -> str:
+    """What the numbers are pooled over: requests by category where all cells ran the same, else by cell."""
+    counts: dict[Cell, dict[str, int]] = {}
+    for category in categories:
+        counts.setdefault(category.cell, {})[category.scope] = max(arm.num_requests for arm in category.arms)
+    names = sorted({name for row in counts.values() for name in row})
+    if len(names) < 2:
         return ""
-    mix = ", ".join(f"{name} {count}" for name, count in sorted(counts.items()))
-    return f" (pooled over the mix {mix})"
+    first = next(iter(counts.values()))
+    if all(row == first for row in counts.values()):
+        mix = ", ".join(f"{name} {first[name]}" for name in names)
+        return f" (pooled over requests of {mix})"
+    totals = {places.get(cell, cell.label): sum(row.values()) for cell, row in counts.items()}
+    if len(totals) > MANY_CELLS:
+        sizes = f"{min(totals.values())} to {max(totals.values())} in a cell"
+    else:
+        sizes = ", ".join(f"{total} at {place}" for place, total in totals.items())
+    return f" (pooled over {', '.join(names)}; requests: {sizes})"

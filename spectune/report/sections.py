@@ -66,10 +66,7 @@ def decisions(summary: RunSummary) -> Html:
 
 
 def cautions(summary: RunSummary) -> Html:
-    lines = list(summary.cautions)
-    for item, arm in tables.each_arm(summary.cells):
-        lines += [f"{arm.config.label} @ {item.cell.label}: {text}" for text in arm.cautions]
-    lines = list(dict.fromkeys(lines))
+    lines = list(dict.fromkeys(summary.cautions))
     body = bullets(lines, "No caution was raised by the checks of this run.")
     return section(
         "cautions", "Cautions", "Doubts that the checks raised about these numbers.",

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from spectune.policy.arms import ArmData
-from spectune.policy.comparison import Acceptance, ArmSummary, CellComparison, Decision, Rounds
+from spectune.policy.comparison import Acceptance, ArmSummary, CellComparison, Decision, Prediction, Rounds
 from spectune.policy.decide import decide
 from spectune.records import (
     BlockResult,
@@ -137,6 +137,20 @@ class Make:
             other_s=other,
             tokens_per_sequence=tokens,
             round_tpot_s=(draft + verify + other) / tokens,
+        )
+
+    @staticmethod
+    def prediction(residual: float) -> Prediction:
+        """A prediction of one second that the measurement missed by `residual`."""
+        unknown = dict.fromkeys(
+            ("predicted_speedup", "ideal_speedup", "draft_cost_ratio", "floor_tpot_s", "floor_share")
+        )
+        return Prediction(
+            predicted_tpot_s=1.0,
+            measured_tpot_s=1.0 + residual,
+            residual_fraction=residual,
+            break_even_acceptance_length=None,
+            **unknown,
         )
 
     @classmethod

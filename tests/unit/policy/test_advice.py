@@ -98,15 +98,34 @@ def test_advice_without_measured_arms_is_empty(make):
     assert advise([make.compare(make.cell())], [], None) == ()
 
 
+def counted(make, batch_size, name, num_requests):
+    """A category of a cell in which every arm ran so many requests."""
+    plain = make.plain_arm(scope=name, num_requests=num_requests)
+    return make.compare(make.cell(batch_size), scope=name, plain=plain)
+
+
 def test_verdict_names_choice_speedup_and_mix(make):
     """One sentence to act on, and what it was pooled over."""
     cells = [make.compare(make.cell(1), make.arm(make.chain(3), 1.5))]
+    categories = [counted(make, 1, "chat", 10), counted(make, 1, "code", 12)]
 
-    text = verdict_text("speculate", cells, [], {"categories": {"chat": 10, "code": 12}})
-
-    assert text == (
-        "Speculate: eagle3 K=3 at batch 1 runs at 1.50x (1.48 to 1.52) (pooled over the mix chat 10, code 12)."
+    assert verdict_text("speculate", cells, categories) == (
+        "Speculate: eagle3 K=3 at batch 1 runs at 1.50x (1.48 to 1.52) (pooled over requests of chat 10, code 12)."
     )
+
+
+def test_verdict_counts_the_requests_that_each_cell_really_ran(make):
+    """A batch of 16 asks more prompts than a batch of 1: neither is told with the other's count."""
+    cells = [make.compare(make.cell(batch), make.arm(make.chain(3), 1.5)) for batch in (1, 16)]
+    categories = [
+        counted(make, batch, name, requests)
+        for batch, requests in ((1, 1), (16, 12))
+        for name in ("chat", "code")
+    ]
+
+    text = verdict_text("speculate", cells, categories)
+
+    assert text.endswith("(pooled over chat, code; requests: 2 at batch 1, 24 at batch 16).")
 
 
 def test_verdict_of_opposed_categories_names_both_sides(make):
@@ -132,13 +151,26 @@ def test_verdict_over_load_tells_where_it_turns(make):
     text = verdict_text("depends on load", cells, [])
 
     assert "eagle3 K=3 at batch 1 runs at 1.50x" in text
-    assert "off at batch 16, best candidate eagle3 K=3 0.70x (0.68 to 0.72) of plain decoding" in text
+    assert "off at batch 16, best candidate eagle3 K=3 runs at 0.70x (0.68 to 0.72) of plain decoding" in text
 
 
-def test_caution_on_a_draft_that_accepts_nothing(make):
-    """Acceptance length near 1 asks whether the head fits the target."""
-    assert "the draft is ineffective, acceptance length 1.02" in cautions_of(
-        make, make.arm(make.chain(3), 0.9, length=1.02)
+def test_caution_that_arms_share_is_said_once(make):
+    """The same doubt about two arms of a cell is one sentence with both names."""
+    arms = [make.arm(make.chain(depth), 1.2, cautions=("the machine was not steady",)) for depth in (1, 3)]
+
+    assert cautions_of(make, *arms) == "eagle3 K=1, eagle3 K=3 at batch 1: the machine was not steady"
+
+
+def test_caution_on_predictions_names_all_that_are_far_off(make):
+    """Residuals beyond 10% are one sentence; those within are none."""
+    arms = [
+        make.arm(make.chain(depth), 1.2, prediction=make.prediction(residual))
+        for depth, residual in ((1, 0.12), (3, -0.2), (5, 0.05))
+    ]
+
+    assert cautions_of(make, *arms) == (
+        "measured time per token is more than 10% off the predicted one: "
+        "eagle3 K=1 at batch 1 (+12%), eagle3 K=3 at batch 1 (-20%)"
     )
 
 
@@ -148,7 +180,7 @@ def test_caution_on_a_category_that_the_choice_slows_down(make):
 
     text = cautions_of(make, make.arm(make.chain(3), 1.5), categories=[prose])
 
-    assert "eagle3 K=3, chosen at batch 1, context 0, T=0, slows prose down to 0.80x" in text
+    assert "eagle3 K=3, chosen at batch 1, slows prose down to 0.80x" in text
 
 
 def test_caution_on_unfinished_and_simulated_runs(make):

@@ -172,6 +172,19 @@ def test_summary_carries_the_doubts_of_the_measurement(make, store, points):
     assert any("slowed down by 8%" in caution for caution in told.cautions)
 
 
+def test_summary_tells_doubts_of_the_run_and_of_points_once_each(make, store, points):
+    """What the manifest doubts and what a point doubts stand side by side, neither twice."""
+    fill(make, store, points[2], (2.0, 2.0))
+    fill(make, store, points[0], (1.0, 1.0))
+    store.update_manifest({"cautions": ["8 prompts for 24 requests of a cell"]})
+    store.write_cautions({points[0].point_id: ["rounds slowed down by 8% over the point"]})
+
+    told = "\n".join(summarize(store).cautions)
+
+    assert told.count("8 prompts for 24 requests of a cell") == 1
+    assert told.count("rounds slowed down by 8% over the point") == 1
+
+
 def test_export_is_strict_json_with_both_vocabularies(make, store, points):
     """Ours in seconds and fractions, vLLM's in milliseconds and percent over drafting steps."""
     for point, tpot in zip(points, (1.0, 1.5, 2.0), strict=True):
