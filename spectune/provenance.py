@@ -53,7 +53,16 @@ def _machine() -> dict[str, Any]:
         "cpu_flags": [flag for flag in FLAGS_OF_INTEREST if flag in flags],
         "cores": usable_cores(),
         "memory_bytes": _memory_bytes(),
+        "load_average": _load_average(),
     }
+
+
+def _load_average() -> list[float] | None:
+    """Runnable threads over the last 1, 5 and 15 minutes."""
+    try:
+        return [round(value, 2) for value in os.getloadavg()]
+    except (OSError, AttributeError):
+        return None
 
 
 def usable_cores() -> int:

@@ -101,7 +101,7 @@ class SimulatedBackend:
 
     def encode(self, prompt: Prompt, context_text: str, context_tokens: int) -> tuple[int, ...]:
         """Fake ids, one a four characters, exactly `context_tokens` of them for the context."""
-        own = self._ids("\n".join(filter(None, (prompt.system, *prompt.turns))))
+        own = self._ids("\n".join(filter(None, (prompt.system, prompt.turns[0]))))
         if context_tokens == 0:
             return own
         piece = self._ids(context_text[: context_tokens * CHARACTERS_PER_TOKEN] or " ")

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from spectune.metrics.acceptance import acceptance_length, pooled_steps
 from spectune.metrics.latency import is_success
-from spectune.records import BlockResult, Point, RoundRecord
+from spectune.records import BlockResult, Point, Prompt, RoundRecord
 
 DRIFT_LIMIT = 0.10
 MIN_FULL_ROUNDS = 30
@@ -23,6 +23,8 @@ class Doubt(enum.StrEnum):
     INEFFECTIVE = "draft ineffective"
     OUTPUT_DIFFERS = "output differs from plain decoding"
     PROMPTS_REUSED = "prompts reused"
+    FIRST_TURN_ONLY = "first turn only"
+    BUSY_MACHINE = "machine busy with other work"
     CALIBRATED_ON_MEASURED = "calibrated on measured prompts"
 
 
@@ -46,15 +48,25 @@ def point_cautions(
     return tuple(caution for caution in found if caution is not None)
 
 
-def workload_cautions(num_prompts: int, num_needed: int, *, has_calibration: bool) -> tuple[Caution, ...]:
+def workload_cautions(
+    prompts: Sequence[Prompt], num_needed: int, *, has_calibration: bool
+) -> tuple[Caution, ...]:
     """Doubts about the prompts of a run: `num_needed` is the most requests that a cell asks for."""
     found = []
+    num_prompts = len(prompts)
     if num_needed > num_prompts:
         found.append(
             Caution(
                 doubt=Doubt.PROMPTS_REUSED,
                 text=f"{num_prompts} prompts for {num_needed} requests of a cell: prompts are asked again, "
                 "so the interval says less about other prompts than its width suggests",
+            )
+        )
+    if num_longer := sum(len(prompt.turns) > 1 for prompt in prompts):
+        found.append(
+            Caution(
+                doubt=Doubt.FIRST_TURN_ONLY,
+                text=f"{num_longer} of {num_prompts} prompts have several turns: only the first is asked",
             )
         )
     if not has_calibration:

@@ -72,7 +72,7 @@ class RequestBuilder:
             sampling=replace(
                 sampling, temperature=cell.temperature, max_tokens=min(sampling.max_tokens, limit)
             ),
-            prompt_text="\n".join(prompt.turns),
+            prompt_text=prompt.turns[0],
         )
 
     def _encode(self, prompt: Prompt, context_tokens: int) -> tuple[int, ...]:

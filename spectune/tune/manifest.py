@@ -142,6 +142,4 @@ def _strict(value: Any) -> Any:
 
 def _cautions(plan: SweepPlan) -> tuple[Any, ...]:
     needed = max(plan.num_blocks(cell) * cell.batch_size for cell in plan.cells) * plan.repeats
-    return workload_cautions(
-        len(plan.workload.prompts), needed, has_calibration=bool(plan.workload.calibration)
-    )
+    return workload_cautions(plan.workload.prompts, needed, has_calibration=bool(plan.workload.calibration))

@@ -7,15 +7,23 @@ outcome goes on where its blocks end.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from spectune.errors import InfeasibleConfig, RunError, StoreError
 from spectune.measure.cell import Best, CellRun, CellWork, fail_point
+from spectune.measure.contention import (
+    CpuClock,
+    contention_caution,
+    cores_of_others,
+    read_cpu_clock,
+    watch_others,
+)
 from spectune.measure.door import Door, explain_failure
 from spectune.measure.progress import SilentProgress, SweepProgress
 from spectune.measure.requests import RequestBuilder
+from spectune.provenance import usable_cores
 from spectune.records import Backend, Cell, Launch, Point, SpecConfig, Status
 from spectune.store import RunStore
 from spectune.tune.manifest import build_manifest, check_same_run, merged_fingerprint
@@ -52,11 +60,16 @@ def run_sweep(
     progress: SweepProgress | None = None,
     *,
     retry_failed: bool = False,
+    watch: Callable[[], float | None] = watch_others,
+    read_clock: Callable[[], CpuClock | None] = read_cpu_clock,
 ) -> None:
     """Run what is missing or broken of `plan`; failures of points become outcomes in `store`.
 
     Points that failed before keep their outcome unless `retry_failed`. Raises what makes all points
     useless: a full disk (StoreError) or an engine that the user's flags cannot start (UsageError).
+
+    Args:
+        watch, read_clock: what tells how busy other processes keep the machine.
     """
     check_same_run(store, plan, backend)
     progress = progress or SilentProgress()
@@ -65,9 +78,30 @@ def run_sweep(
     requests = RequestBuilder(backend, plan.context_text)
     _encode_all(plan, pending, requests)
     best = Best()
+    is_real = bool(pending) and not backend.capabilities().is_simulated
+    if is_real:
+        _doubt_busy_machine(watch(), "before measuring", store, progress)
+    started = read_clock()
     for launch in backend.plan(pending) if pending else []:
         _run_launch(plan, backend, launch, store, progress, requests, best)
+    if is_real:
+        _doubt_busy_machine(cores_of_others(started, read_clock()), "while measuring", store, progress)
     progress.finished()
+
+
+def _doubt_busy_machine(
+    busy_cores: float | None, when: str, store: RunStore, progress: SweepProgress
+) -> None:
+    """Tell at once and keep in the manifest that others disturb a measurement on the CPU."""
+    mark = store.manifest["fingerprint"]
+    if mark["device"] != "cpu":
+        return
+    caution = contention_caution(busy_cores, threads=mark["threads"], cores=usable_cores(), when=when)
+    if caution is None:
+        return
+    progress.note(caution.text)
+    known = store.manifest.get("cautions", [])
+    store.update_manifest({"cautions": [*known, caution.text]})
 
 
 def _pending(plan: SweepPlan, store: RunStore, progress: SweepProgress, *, retry_failed: bool) -> list[Point]:

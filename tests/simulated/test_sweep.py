@@ -6,12 +6,15 @@ import errno
 import json
 import os
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 
 from spectune.backend.simulated import SimulatedBackend
 from spectune.errors import InfeasibleConfig, RunError, StoreError, UsageError, WorkloadError
+from spectune.measure.contention import CpuClock
 from spectune.records import SpecConfig, Status
+from spectune.store import RunStore
 from spectune.tune.sweep import run_sweep, start_run
 
 OFF = SpecConfig.off()
@@ -281,3 +284,45 @@ def test_sweep_cell_that_cannot_be_encoded_is_infeasible_and_the_others_go_on(pl
         *[Status.INFEASIBLE] * 3,
         *[Status.OK] * 3,
     ]
+
+
+class RealCpu(SimulatedBackend):
+    """Says that it measures on this machine's CPU, with more threads than there are cores."""
+
+    def capabilities(self):
+        return replace(super().capabilities(), is_simulated=False)
+
+    def fingerprint(self):
+        return replace(super().fingerprint(), device="cpu", threads=1024)
+
+
+def test_sweep_on_a_busy_machine_says_so_at_once_and_in_the_run(plan_of, recorder, tmp_path):
+    """Others' work is told before the first point and again for the whole run; both stay with the run."""
+    backend, progress = RealCpu(), recorder()
+    plan = plan_of(backend, (OFF, NGRAM))
+    store = start_run(tmp_path / "run", plan, backend)
+    readings = iter([CpuClock(wall_s=0, busy_s=0, own_s=0), CpuClock(wall_s=10, busy_s=17, own_s=12)])
+
+    run_sweep(plan, backend, store, progress, watch=lambda: 1.0, read_clock=lambda: next(readings))
+
+    early, late = progress.notes
+    assert early.startswith("other processes keep 1.0 of")
+    assert "busy before measuring" in early
+    assert late.startswith("other processes keep 0.5 of")
+    assert RunStore.open(store.path).manifest["cautions"][-2:] == [early, late]
+
+
+def test_sweep_on_a_gpu_does_not_mind_a_busy_host(plan_of, recorder, tmp_path):
+    """The check is about CPU decoding."""
+
+    class Gpu(RealCpu):
+        def fingerprint(self):
+            return replace(super().fingerprint(), device="some GPU")
+
+    backend, progress = Gpu(), recorder()
+    plan = plan_of(backend, (OFF, NGRAM))
+    store = start_run(tmp_path / "run", plan, backend)
+
+    run_sweep(plan, backend, store, progress, watch=lambda: 1.0, read_clock=lambda: None)
+
+    assert progress.notes == []

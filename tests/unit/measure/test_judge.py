@@ -11,6 +11,7 @@ from spectune.records import (
     BlockResult,
     Cell,
     Point,
+    Prompt,
     RequestRecord,
     RoundRecord,
     RoundTimes,
@@ -65,6 +66,13 @@ def turn(batch_size=1, total_s=0.03, kind="decode"):
 
 def block(requests=(), rounds=(), peak=None):
     return BlockResult(requests=tuple(requests), rounds=tuple(rounds), duration_s=1.5, peak_memory_bytes=peak)
+
+
+def prompts(count, *, turns=1):
+    return tuple(
+        Prompt(prompt_id=f"p{i}", category="chat", turns=tuple(f"{i}.{turn}" for turn in range(turns)))
+        for i in range(count)
+    )
 
 
 def test_judge_point_all_succeeded_is_ok():
@@ -207,7 +215,14 @@ def test_cautions_output_that_differs_from_off_says_where():
 
 def test_cautions_of_the_workload_name_reuse_and_missing_calibration():
     """Too few prompts and prompts that serve twice are said once for the run."""
-    both = workload_cautions(8, 24, has_calibration=False)
+    both = workload_cautions(prompts(8), 24, has_calibration=False)
 
     assert [caution.doubt for caution in both] == [Doubt.PROMPTS_REUSED, Doubt.CALIBRATED_ON_MEASURED]
-    assert workload_cautions(24, 24, has_calibration=True) == ()
+    assert workload_cautions(prompts(24), 24, has_calibration=True) == ()
+
+
+def test_cautions_of_the_workload_count_prompts_whose_later_turns_are_not_asked():
+    """A conversation is measured on its first turn, and the run says for how many prompts."""
+    (caution,) = workload_cautions((*prompts(3), *prompts(1, turns=2)), 4, has_calibration=True)
+
+    assert caution.text == "1 of 4 prompts have several turns: only the first is asked"
