@@ -9,10 +9,11 @@ from torch import Tensor
 
 
 class KVCache:
-    """Keys and values of all layers: [layers, slots, max_len, 2, kv_heads, head_dim].
+    """Keys and values of all layers: [layers, 2, slots, kv_heads, max_len, head_dim].
 
-    Entries at or past `lengths[slot]` are scratch: a pass may write there, and only `advance`
-    makes them part of the text.
+    A head's columns lie together, which is what attention kernels read fastest. Entries at or past
+    a row's length are scratch: a pass may write there, and only the owner of the lengths makes them
+    part of the text.
     """
 
     def __init__(
@@ -26,36 +27,39 @@ class KVCache:
         device: torch.device,
         dtype: torch.dtype,
     ) -> None:
-        self.max_len = max_len
-        self.num_slots = num_slots
-        self.width = 2 * num_kv_heads * head_dim
+        self.max_len, self.num_slots = max_len, num_slots
         self.data = torch.zeros(
-            num_layers, num_slots, max_len, 2, num_kv_heads, head_dim, device=device, dtype=dtype
+            num_layers, 2, num_slots, num_kv_heads, max_len, head_dim, device=device, dtype=dtype
         )
-        self._rows = self.data.view(num_layers, num_slots * max_len, self.width)
-        self.lengths = torch.zeros(num_slots, dtype=torch.int64, device=device)
+        self._rows = self.data.view(num_layers, -1, head_dim)
+        # first column of every (key or value, kv head) of slot 0, in the order of `write`
+        heads = torch.arange(num_kv_heads, device=device)
+        sides = torch.arange(2, device=device).unsqueeze(1) * num_slots
+        self._bases = (sides * num_kv_heads + heads) * max_len  # [2, kv_heads]
+        self._slot_stride = num_kv_heads * max_len
 
     @property
     def bytes_per_token(self) -> int:
-        return self.data.shape[0] * self.width * self.data.element_size()
+        layers, sides, _, heads, _, head_dim = self.data.shape
+        return layers * sides * heads * head_dim * self.data.element_size()
 
     def flat(self, slots: Tensor, columns: Tensor) -> Tensor:
-        """Row numbers [B·T] of columns [B, T] in the slots [B]."""
-        return (slots.unsqueeze(1) * self.max_len + columns).flatten()
+        """Row numbers [B·T·2·kv_heads] of columns [B, T] in the slots [B]."""
+        starts = slots.unsqueeze(1) * self._slot_stride + columns  # [B, T]
+        return (starts.view(*columns.shape, 1, 1) + self._bases).flatten()
 
     def write(self, layer: int, rows: Tensor, keys_values: Tensor) -> None:
-        """Store keys_values [B, T, 2, kv_heads, head_dim] at the flat rows [B·T]."""
-        self._rows[layer].index_copy_(0, rows, keys_values.reshape(-1, self.width))
+        """Store keys_values [B, T, 2, kv_heads, head_dim] at the flat rows."""
+        self._rows[layer].index_copy_(0, rows, keys_values.reshape(len(rows), -1))
 
     def read(self, layer: int, slots: SlotView, num_columns: int) -> tuple[Tensor, Tensor]:
         """Keys and values [B, kv_heads, S, head_dim] of the first `num_columns` columns."""
-        data = self.data[layer]
+        data = self.data[layer, :, :, :, :num_columns]
         if slots.span is not None:
-            block = data[slots.span[0] : slots.span[1], :num_columns]
+            data = data[:, slots.span[0] : slots.span[1]]
         else:
-            block = data[:, :num_columns].index_select(0, slots.index)
-        block = block.permute(2, 0, 3, 1, 4)  # [2, B, kv_heads, S, head_dim]
-        return block[0], block[1]
+            data = data.index_select(1, slots.index)
+        return data[0], data[1]
 
     def move(self, slots: Tensor, sources: Tensor, targets: Tensor) -> None:
         """Copy columns sources [B, M] to targets [B, M] in every layer (accepted tree nodes)."""
