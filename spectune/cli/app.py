@@ -65,7 +65,8 @@ def main() -> None:
 def run(argv: Sequence[str]) -> int:
     """Run one command line; returns the exit code, never a traceback."""
     try:
-        code = typer.main.get_command(app).main(list(argv), prog_name="spectune", standalone_mode=False)
+        command = typer.main.get_command(app)
+        code = command.main(list(argv), prog_name="spectune", standalone_mode=False, obj=tuple(argv))
         return code if isinstance(code, int) else 0
     except SpectuneError as error:
         say_error(error.message, error.hint)

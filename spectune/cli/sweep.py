@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import sys
+from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 @with_flags(SweepOptions)
 def sweep(
+    called: typer.Context,
     *,
     config: Annotated[
         Path | None, typer.Option("--config", help="Settings from a spectune.yaml; flags override it.")
@@ -47,11 +48,14 @@ def sweep(
     options = stored_settings(resume, flags) if resume else read_settings(flags, config, quick=quick)
     if dry_run:
         raise typer.Exit(show_plan(options, as_json=as_json))
-    raise typer.Exit(run(options, resume, retry_failed=retry_failed, as_json=as_json))
+    argv = ("spectune", *called.obj)
+    raise typer.Exit(run(options, resume, argv=argv, retry_failed=retry_failed, as_json=as_json))
 
 
-def run(options: SweepOptions, resume: Path | None, *, retry_failed: bool, as_json: bool) -> int:
-    """The whole sweep; returns the exit code."""
+def run(
+    options: SweepOptions, resume: Path | None, *, argv: Sequence[str], retry_failed: bool, as_json: bool
+) -> int:
+    """The whole sweep; returns the exit code. `argv` is what was typed, for the manifest."""
     from spectune.cli.inputs import open_backend, plan_of, read_workload, work_s
     from spectune.cli.progress import sweep_progress
     from spectune.cli.results import exit_code, save_results, show_results
@@ -65,7 +69,7 @@ def run(options: SweepOptions, resume: Path | None, *, retry_failed: bool, as_js
     if resume is not None:
         store = resume_run(path, plan, backend)
     else:
-        store = start_run(path, plan, backend, argv=["spectune", *sys.argv[1:]], config=asdict(options))
+        store = start_run(path, plan, backend, argv=argv, config=asdict(options))
     with keep_log_in(path, go_on=f"spectune sweep --resume {path}"):
         with sweep_progress(work_s(plan)) as progress:
             run_sweep(plan, backend, store, progress, retry_failed=retry_failed)

@@ -8,7 +8,6 @@ from spectune.policy import decide
 from spectune.policy.comparison import CellComparison, Decision
 from spectune.records import Cell
 
-
 MANY_CELLS = 4
 """From here on a sentence names the span of the cells, not each one."""
 

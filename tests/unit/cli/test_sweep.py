@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import spectune as spectune_package
 from spectune.tune import sweep as tune_sweep
 
 FILES = {
@@ -43,6 +45,16 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_sweep_simulated_leaves_a_whole_run(finished: Path) -> None:
     """A sweep leaves counts, summary, table, policy and page in its directory."""
     assert set() == FILES - {path.name for path in finished.iterdir()}
+
+
+def test_sweep_manifest_holds_the_typed_command_and_no_place_of_this_machine(spectune: Spectune) -> None:
+    """A run can be published as it is: flags as typed, no interpreter, checkout or working folder."""
+    spectune(*TINY, "--output-dir", "run")
+
+    text = Path("run/manifest.json").read_text(encoding="utf-8")
+    assert ["spectune", *TINY, "--output-dir", "run"] == json.loads(text)["argv"]
+    places = (sys.prefix, str(Path(spectune_package.__file__).parent), str(Path.cwd()))
+    assert [] == [place for place in places if place in text]
 
 
 def test_sweep_prints_the_verdict_on_stdout_and_the_rest_on_stderr(spectune: Spectune) -> None:
@@ -194,6 +206,22 @@ def test_sweep_eagle3_without_a_head_is_refused_before_anything_runs(spectune: S
 
     assert 2 == answer.code
     assert "needs --draft-model" in answer.err
+    assert not Path("run").exists()
+
+
+def test_sweep_without_the_engine_packages_names_what_to_install(
+    spectune: Spectune, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where PyTorch is missing the sweep ends with the pip command, before any download or folder."""
+    monkeypatch.setitem(sys.modules, "torch", None)
+    monkeypatch.delitem(sys.modules, "spectune.backend.reference", raising=False)
+    monkeypatch.delattr("spectune.backend.reference", raising=False)
+
+    answer = spectune("sweep", "--method", "ngram", "--quick", "--output-dir", "run")
+
+    assert 2 == answer.code
+    assert "error: backend reference needs the package torch" in answer.err
+    assert "hint: pip install 'spectune[engine]'" in answer.err
     assert not Path("run").exists()
 
 
