@@ -101,8 +101,9 @@ def step(
 
 def draft(batch: Batch, drafter: Drafter | None, config: SpecConfig) -> DraftTree:
     """A draft tree for each row; the root alone where the round does not speculate."""
-    if drafter is None or config.is_off:
+    if config.is_off:
         return DraftTree.root_only(batch.roots)
+    assert drafter is not None, f"{config.label} without a drafter"
     return drafter.propose(batch.slots.slots, config, batch.rows)
 
 
@@ -122,15 +123,15 @@ def accept(
 ) -> Verdict:
     """Decide what each row keeps."""
     indices = output_indices(batch, tree)
-    if tree.q is not None and not batch.rows.is_greedy:
-        return verify_residual(tree, logits, batch.rows, indices)
     if batch.forced_text is not None:
         return match(tree, text_choices(batch.forced_text, indices))
+    if tree.q is not None and not batch.rows.is_greedy and forced is None:
+        return verify_residual(tree, logits, batch.rows, indices)
     choices = choose(logits, batch.rows, indices)
     if forced is not None:
         limits = torch.where(tree.valid, tree.depths, 0).amax(1).tolist()
         counts = [forced.count(s, limit) for s, limit in zip(batch.num_steps, limits, strict=True)]
-        choices = force(tree, choices, counts)
+        choices = force(tree, choices, counts, logits.shape[-1])
     return match(tree, choices)
 
 

@@ -69,7 +69,7 @@ def _verdict(tree: DraftTree, kept: Tensor, choices: Tensor) -> Verdict:
     return Verdict(num_accepted, path, choices.gather(1, last).squeeze(1))
 
 
-def force(tree: DraftTree, choices: Tensor, counts: Sequence[int]) -> Tensor:
+def force(tree: DraftTree, choices: Tensor, counts: Sequence[int], vocab_size: int) -> Tensor:
     """Choices [B, N] changed so that row b accepts counts[b] drafts along its first children."""
     choices = choices.clone()
     for row, count in enumerate(counts):
@@ -82,7 +82,7 @@ def force(tree: DraftTree, choices: Tensor, counts: Sequence[int]) -> Tensor:
                 taken = set(tree.tokens[row][children].tolist()) if children else set()
                 token = int(choices[row, node])
                 while token in taken:
-                    token += 1
+                    token = (token + 1) % vocab_size
                 choices[row, node] = token
                 break
             choices[row, node] = tree.tokens[row, children[0]]
@@ -99,7 +99,7 @@ def verify_residual(tree: DraftTree, logits: Tensor, rows: RowSampling, indices:
     """
     assert tree.is_chain, "residual verification is for chains"
     assert tree.q is not None, "residual verification needs what the drafts were drawn from"
-    p = warp(logits, rows).softmax(-1)  # [B, K+1, V]
+    p = _probabilities(logits, rows)  # [B, K+1, V]
     drafts = tree.tokens[:, 1:]
     p_draft = p[:, :-1].gather(2, drafts.unsqueeze(2)).squeeze(2)  # [B, K]
     q_draft = tree.q.gather(2, drafts.unsqueeze(2)).squeeze(2)
@@ -115,3 +115,10 @@ def verify_residual(tree: DraftTree, logits: Tensor, rows: RowSampling, indices:
     residual = torch.where(empty, p, residual)
     noise = gumbel(keys, indices, logits.shape[-1])
     return _verdict(tree, kept, (residual.log() + noise).argmax(-1))
+
+
+def _probabilities(logits: Tensor, rows: RowSampling) -> Tensor:
+    """What each row draws from [B, T, V]; rows at T = 0 put everything on their best token."""
+    p = warp(logits, rows).softmax(-1)
+    best = torch.zeros_like(p).scatter(-1, logits.argmax(-1, keepdim=True), 1.0)
+    return torch.where((rows.temperature > 0).view(-1, 1, 1), p, best)
