@@ -7,7 +7,6 @@ head does not crash, it accepts nothing.
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ import torch
 from torch import Tensor
 
 from spectune.engine.checkpoint import TargetConfig
+from spectune.engine.target_config import ROPE_KEYS_BY_TYPE, read_json
 from spectune.errors import CheckpointError
 
 _UNSUPPORTED_FLAGS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
@@ -48,18 +48,17 @@ class HeadConfig:
                 f"{path}: no config.json, so this is no EAGLE-3 head",
                 hint="give --draft-model a folder with config.json and model.safetensors",
             )
-        try:
-            data = json.loads(file.read_text(encoding="utf-8"))
-        except ValueError as error:
-            raise CheckpointError(f"{file}: not JSON: {error}") from error
+        data = read_json(file)
         _check_architecture(file, data)
         for flag in _UNSUPPORTED_FLAGS:
-            if data.get(flag) or data.get("eagle_config", {}).get(flag):
+            if data.get(flag) or (data.get("eagle_config") or {}).get(flag):
                 raise CheckpointError(f"{file}: {flag} is set; only the classic EAGLE-3 layer is supported")
         try:
-            return cls._from(data, target)
+            config = cls._from(data, target)
         except KeyError as error:
             raise CheckpointError(f"{file}: key {error} is missing") from error
+        _check_attention(file, config)
+        return config
 
     @classmethod
     def _from(cls, data: dict[str, Any], target: TargetConfig) -> HeadConfig:
@@ -77,7 +76,7 @@ class HeadConfig:
             intermediate_size=data["intermediate_size"],
             rms_norm_eps=data.get("rms_norm_eps", 1e-6),
             # a head without a base was trained at 10000, whatever its target uses
-            rope_theta=data.get("rope_theta", rope.get("rope_theta", 10000.0)),
+            rope_theta=data.get("rope_theta") or rope.get("rope_theta") or 10000.0,
             rope_scaling=scaling,
             vocab_size=data["vocab_size"],
             draft_vocab_size=data.get("draft_vocab_size") or data["vocab_size"],
@@ -101,6 +100,25 @@ def _check_architecture(file: Path, data: dict[str, Any]) -> None:
         )
     if data.get("num_hidden_layers", 1) != 1:
         raise CheckpointError(f"{file}: num_hidden_layers {data['num_hidden_layers']}; a head has 1")
+
+
+def _check_attention(file: Path, config: HeadConfig) -> None:
+    if config.num_heads % config.num_kv_heads:
+        raise CheckpointError(
+            f"{file}: num_key_value_heads {config.num_kv_heads} does not divide "
+            f"num_attention_heads {config.num_heads}"
+        )
+    scaling = config.rope_scaling
+    if scaling is None:
+        return
+    kind = scaling.get("rope_type", scaling.get("type"))
+    if kind not in ROPE_KEYS_BY_TYPE:
+        raise CheckpointError(
+            f"{file}: rope_scaling type {kind!r} is not supported",
+            hint=f"supported: {', '.join(ROPE_KEYS_BY_TYPE)}",
+        )
+    if missing := [key for key in ROPE_KEYS_BY_TYPE[kind] if key not in scaling]:
+        raise CheckpointError(f"{file}: rope_scaling of type {kind} lacks {', '.join(missing)}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,18 +210,23 @@ def expected_shapes(config: HeadConfig) -> dict[str, tuple[int, ...]]:
 
 
 def _check_shapes(path: Path, config: HeadConfig, tensors: dict[str, Tensor]) -> None:
-    for name, shape in expected_shapes(config).items():
+    optional = {"embed_tokens.weight": (config.vocab_size, config.hidden_size), "t2d": (config.vocab_size,)}
+    for name, shape in (expected_shapes(config) | optional).items():
+        if name not in tensors and name in optional:
+            continue
         if name not in tensors:
             raise CheckpointError(f"{path}: tensor {name} is missing", hint="an EAGLE-3 head has it")
         found = tuple(tensors[name].shape)
         if found != shape:
             raise CheckpointError(
                 f"{path}: tensor {name} is {list(found)}, config.json asks for {list(shape)}",
-                hint=_likely_cause(name, found, shape, config),
+                hint=_likely_cause(name, found, config),
             )
+    if biases := [name for name in tensors if name.endswith(".bias")]:
+        raise CheckpointError(f"{path}: tensor {biases[0]}: the classic EAGLE-3 layer has no biases")
 
 
-def _likely_cause(name: str, found: tuple[int, ...], shape: tuple[int, ...], config: HeadConfig) -> str:
+def _likely_cause(name: str, found: tuple[int, ...], config: HeadConfig) -> str:
     if name == "fc.weight" and len(found) == 2 and found[1] == 2 * config.target_hidden_size:
         return "an fc of 2H is an EAGLE-1/2 head; this is method eagle, not eagle3"
     if name.endswith(("q_proj.weight", "k_proj.weight", "v_proj.weight")):
@@ -221,8 +244,8 @@ def _draft_to_target(path: Path, config: HeadConfig, tensors: dict[str, Tensor])
         if config.draft_vocab_size == config.vocab_size:
             return None
         raise CheckpointError(
-            f"{path}: draft_vocab_size {config.draft_vocab_size} < vocab_size {config.vocab_size}, "
-            "but there is no tensor d2t",
+            f"{path}: draft_vocab_size {config.draft_vocab_size} is not vocab_size {config.vocab_size}, "
+            "and there is no tensor d2t",
             hint="without the map every draft would be a wrong token; export the head with d2t",
         )
     offsets = tensors["d2t"].to(torch.int64)
@@ -242,5 +265,8 @@ def _draft_to_target(path: Path, config: HeadConfig, tensors: dict[str, Tensor])
     if "t2d" in tensors:
         flags = tensors["t2d"].bool()
         if int(flags.sum()) != config.draft_vocab_size or not bool(flags[ids].all()):
-            raise CheckpointError(f"{path}: t2d and d2t speak of different tokens")
+            raise CheckpointError(
+                f"{path}: t2d and d2t speak of different tokens",
+                hint="d2t holds offsets (target id = i + d2t[i]), t2d flags the target ids",
+            )
     return ids
