@@ -31,15 +31,19 @@ class NgramDrafter:
     def __init__(
         self, device: torch.device, *, window_max: int = DEFAULT_WINDOW, window_min: int = 1
     ) -> None:
-        if not 1 <= window_min <= window_max:
-            raise InfeasibleConfig(f"n-gram window {window_min}..{window_max} is empty")
         self._device = device
-        self._window = (window_max, window_min)
+        self._window = _checked(window_max, window_min)
         self._texts: dict[int, list[int]] = {}
 
     def reserve(self, num_slots: int, max_len: int, config: SpecConfig) -> None:
         if config.is_tree:
             raise InfeasibleConfig(f"method ngram drafts chains only, not topk {config.topk}")
+        self._window_of(config)
+
+    def _window_of(self, config: SpecConfig) -> tuple[int, int]:
+        window_max = int(config.option("prompt_lookup_max", self._window[0]))
+        window_min = int(config.option("prompt_lookup_min", self._window[1]))
+        return _checked(window_max, window_min)
 
     def start(self, slot: int, tokens: Tensor, features: Tensor) -> None:
         self._texts[slot] = tokens.tolist()
@@ -52,8 +56,7 @@ class NgramDrafter:
         self._texts.pop(slot, None)
 
     def propose(self, slots: Sequence[int], config: SpecConfig, rows: RowSampling) -> DraftTree:
-        window_max = int(config.option("prompt_lookup_max", self._window[0]))
-        window_min = int(config.option("prompt_lookup_min", self._window[1]))
+        window_max, window_min = self._window_of(config)
         texts = [self._texts[slot] for slot in slots]
         found = [lookup(text, config.num_steps, window_max, window_min) for text in texts]
         length = max(1, max(len(drafts) for drafts in found))
@@ -75,6 +78,12 @@ class NgramDrafter:
             DraftPool(1, tree.tokens[:, 1:], tree.parents[:, 1:] - 1, tree.depths[:, 1:], scores)
             for _ in topks
         ]
+
+
+def _checked(window_max: int, window_min: int) -> tuple[int, int]:
+    if not 1 <= window_min <= window_max:
+        raise InfeasibleConfig(f"n-gram window {window_min}..{window_max} is empty")
+    return window_max, window_min
 
 
 def _no_sampling(device: torch.device) -> RowSampling:
