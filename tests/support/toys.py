@@ -43,15 +43,22 @@ def tiny_config(**changes: Any) -> dict[str, Any]:
 
 def tiny_target(seed: int = 0, *, scale: float = 1.0, **changes: Any) -> Target:
     """A random fp32 target; `scale` sharpens its output distribution."""
-    data = tiny_config(**changes)
-    config = TargetConfig.from_hf(data, "toy")
+    config, weights = tiny_weights(seed, scale=scale, **changes)
+    return Target(config, weights, device=CPU, dtype=torch.float32)
+
+
+def tiny_weights(
+    seed: int = 0, *, scale: float = 1.0, **changes: Any
+) -> tuple[TargetConfig, dict[str, Tensor]]:
+    """What `tiny_target` is made of."""
+    config = TargetConfig.from_hf(tiny_config(**changes), "toy")
     generator = torch.Generator().manual_seed(seed)
     weights = {n: torch.randn(s, generator=generator) * 0.15 for n, s in target_shapes(config).items()}
     for name in weights:
         if "norm" in name:
             weights[name] = torch.ones_like(weights[name])
     weights["model.embed_tokens.weight"] *= 6 * scale
-    return Target(config, weights, device=CPU, dtype=torch.float32)
+    return config, weights
 
 
 def target_shapes(config: TargetConfig) -> dict[str, tuple[int, ...]]:
