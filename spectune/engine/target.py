@@ -65,10 +65,14 @@ class _Layer:
             bias = torch.cat([weights[f"{attention}{name}.bias"] for name in names])
         self.qkv = Linear(torch.cat([weights[f"{attention}{name}.weight"] for name in names]), bias)
         self.out = Linear(weights[attention + "o_proj.weight"], weights.get(attention + "o_proj.bias"))
-        self.gate_up = Linear(
-            torch.cat([weights[prefix + "mlp.gate_proj.weight"], weights[prefix + "mlp.up_proj.weight"]])
+        gate_up = [prefix + f"mlp.{name}_proj" for name in ("gate", "up")]
+        inner_bias = None
+        if gate_up[0] + ".bias" in weights:
+            inner_bias = torch.cat([weights[f"{name}.bias"] for name in gate_up])
+        self.gate_up = Linear(torch.cat([weights[f"{name}.weight"] for name in gate_up]), inner_bias)
+        self.down = Linear(
+            weights[prefix + "mlp.down_proj.weight"], weights.get(prefix + "mlp.down_proj.bias")
         )
-        self.down = Linear(weights[prefix + "mlp.down_proj.weight"])
         self.input_norm = weights[prefix + "input_layernorm.weight"]
         self.post_norm = weights[prefix + "post_attention_layernorm.weight"]
         self.query_norm = weights.get(attention + "q_norm.weight") if config.qk_norm else None
