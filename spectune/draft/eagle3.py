@@ -121,7 +121,9 @@ class Eagle3Drafter:
         topk² are recorded, and the best topk by path score are the next frontier.
         """
         if topk > self.config.draft_vocab_size:
-            raise InfeasibleConfig(f"topk {topk} exceeds the draft vocabulary")
+            raise InfeasibleConfig(
+                f"topk {topk} exceeds the draft vocabulary of {self.config.draft_vocab_size}"
+            )
         beam = _Beam(self, view, topk)
         log_probs = self._log_probs(self._states[view.index].unsqueeze(1))  # [B, 1, D]
         scores, drafts = log_probs[:, 0].topk(topk)
@@ -180,6 +182,11 @@ class Eagle3Drafter:
         """
         assert self._cache is not None, "reserve() comes before the first text"
         config, cache = self.config, self._cache
+        num_columns = max(lengths) + ancestors.shape[2]
+        if num_columns > cache.max_len:
+            raise InfeasibleConfig(
+                f"a draft needs {num_columns} columns of the cache, {cache.max_len} were reserved"
+            )
         batch, width, _ = hidden.shape
         embedding = F.embedding(tokens, self._embed)
         joined = torch.cat([self._rms(embedding, self._embed_norm), self._rms(hidden, self._hidden_norm)], -1)
@@ -189,7 +196,6 @@ class Eagle3Drafter:
         rotated = self._rope.rotate(heads[:, :, :num_rotated], cos, signed_sin)
         keys_values = torch.stack([rotated[:, :, config.num_heads :], heads[:, :, num_rotated:]], 2)
         cache.write(0, cache.flat(view.index, columns), keys_values)
-        num_columns = max(lengths) + ancestors.shape[2]
         keys, values = cache.read(0, view, num_columns)
         device_lengths = torch.tensor(lengths, device=self._device)
         visible = visible_columns(device_lengths, ancestors, num_columns)
