@@ -90,6 +90,7 @@ def summarize_arm(data: ArmData, scope: str = ALL, fingerprint: Fingerprint | No
         reason=reason,
         num_requests=len(requests),
         num_failed=len(requests) - len(succeeded),
+        input_tokens=sum(request.num_prompt_tokens for request in succeeded),
         output_tokens=sum(request.num_output_tokens for request in succeeded),
         output_tokens_per_s=_throughput(data, scope, duration_s) if sound else None,
         reached_batch=throughput.reached_batch(data.rounds),

@@ -97,6 +97,7 @@ class ArmSummary:
     reason: str | None = None
     num_requests: int = 0
     num_failed: int = 0
+    input_tokens: int = 0
     output_tokens: int = 0
     output_tokens_per_s: float | None = None
     reached_batch: float | None = None

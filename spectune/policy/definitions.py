@@ -53,6 +53,9 @@ DEFINITIONS: dict[str, str] = {
     "output_throughput": "vLLM's name for output_tokens_per_s",
     "spec_decode_acceptance_length": "vLLM's: 1 + accepted / steps that drafted; steps without a draft left out",
     "spec_decode_acceptance_rate": "vLLM's: accepted / verified drafts in percent",
+    "request_rate": "vLLM's: inf, a new request starts as soon as a sequence of the batch is free",
+    "spec_decode_num_spec_steps": "steps that verified at least one draft",
+    "spec_decode_conditional_acceptance_rates": "conditional_acceptance, by position",
     "spec_decode_per_position_acceptance_rates": "vLLM's: share of drafting steps that accepted this position",
 }
 """Keys are names in summary.json and summary.csv."""

@@ -17,7 +17,10 @@ from spectune.policy.comparison import ArmSummary, CellComparison, RunSummary, S
 from spectune.store import dump_strict
 
 NUM_POSITIONS = 8
-"""Columns of survival in the CSV; summary.json holds all."""
+"""Columns a list by position has in the CSV; summary.json holds all."""
+
+_BY_POSITION = ("survival", "conditional_acceptance")
+_JSON_ONLY = ("spec_decode_per_position_acceptance_rates", "spec_decode_conditional_acceptance_rates")
 
 
 def to_dict(summary: RunSummary) -> dict[str, Any]:
@@ -42,7 +45,9 @@ def rows(summary: RunSummary) -> list[dict[str, Any]]:
 
 def to_csv(summary: RunSummary) -> str:
     """The rows as CSV with a header; unknown values are empty cells."""
-    table = [_flat(row) for row in rows(summary)]
+    found = rows(summary)
+    depth = min(NUM_POSITIONS, max((len(row["survival"]) for row in found), default=0))
+    table = [_flat(row, depth) for row in found]
     columns = list(dict.fromkeys(name for row in table for name in row)) or ["run_name"]
     stream = io.StringIO()
     writer = csv.DictWriter(stream, columns, lineterminator="\n", restval="")
@@ -91,6 +96,7 @@ def _measured(arm: ArmSummary) -> dict[str, Any]:
         "alpha": None if told is None else told.alpha,
         "num_steps_measured": None if told is None else told.num_steps,
         "survival": [] if told is None else list(told.survival),
+        "conditional_acceptance": [] if told is None else list(told.conditional_acceptance),
         "round_tpot_s": None if rounds is None else rounds.round_tpot_s,
         "draft_s": None if rounds is None else rounds.draft_s,
         "verify_s": None if rounds is None else rounds.verify_s,
@@ -134,16 +140,26 @@ def _vllm(summary: RunSummary, comparison: CellComparison, arm: ArmSummary) -> d
         "e2el": None if latency is None else latency.e2e_s,
     }
     throughput, tokens = arm.output_tokens_per_s, arm.output_tokens
+    completed = arm.num_requests - arm.num_failed
+    duration_s = tokens / throughput if throughput else None
+    model = None if summary.fingerprint is None else summary.fingerprint.target
     return {
+        "date": summary.provenance.get("date"),
         "backend": None if summary.fingerprint is None else summary.fingerprint.backend,
-        "model_id": None if summary.fingerprint is None else summary.fingerprint.target,
+        "label": arm.config.label,
+        "model_id": model,
+        "tokenizer_id": model,
         "num_prompts": arm.num_requests,
+        "request_rate": "inf",  # closed loop: a request waits only for a free slot
         "max_concurrency": comparison.cell.batch_size,
-        "completed": arm.num_requests - arm.num_failed,
+        "duration": duration_s,
+        "completed": completed,
         "failed": arm.num_failed,
+        "total_input_tokens": arm.input_tokens,
         "total_output_tokens": tokens,
-        "duration": tokens / throughput if throughput else None,
+        "request_throughput": completed / duration_s if duration_s else None,
         "output_throughput": throughput,
+        "total_token_throughput": (arm.input_tokens + tokens) / duration_s if duration_s else None,
         **{name: value for key, spread in spreads.items() for name, value in _millis(key, spread).items()},
         "spec_decode_num_drafts": drafting if drafting else None,
         "spec_decode_draft_tokens": told.num_verified if told is not None and drafting else None,
@@ -153,25 +169,32 @@ def _vllm(summary: RunSummary, comparison: CellComparison, arm: ArmSummary) -> d
             100 * told.num_accepted / told.num_verified if told is not None and told.num_verified else None
         ),
         "spec_decode_per_position_acceptance_rates": per_position,
+        "spec_decode_conditional_acceptance_rates": (
+            list(told.conditional_acceptance) if told is not None and drafting else None
+        ),
+        "spec_decode_acceptance_length_per_request": (
+            told.acceptance_length_per_request if told is not None and drafting else None
+        ),
+        "spec_decode_num_spec_steps": drafting if drafting else None,
     }
 
 
 def _millis(key: str, spread: Spread | None) -> dict[str, float | None]:
-    names = {"mean": "mean", "median": "p50", "p90": "p90", "p99": "p99"}
+    names = {"mean": "mean", "median": "p50", "p50": "p50", "p90": "p90", "p99": "p99"}
     return {
         f"{vllm}_{key}_ms": None if spread is None else getattr(spread, ours) * 1e3
         for vllm, ours in names.items()
     }
 
 
-def _flat(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Lists as columns of their own."""
+def _flat(row: Mapping[str, Any], depth: int) -> dict[str, Any]:
+    """Lists by position as `depth` columns of their own; those in vLLM's names are left to the JSON."""
     flat: dict[str, Any] = {}
     for name, value in row.items():
         if name == "speedup_ci":
             flat["speedup_low"], flat["speedup_high"] = value or (None, None)
-        elif name == "survival":
-            flat.update({f"survival_{j + 1}": share for j, share in enumerate(value[:NUM_POSITIONS])})
-        elif name != "spec_decode_per_position_acceptance_rates":
+        elif name in _BY_POSITION:
+            flat.update({f"{name}_{j + 1}": value[j] if j < len(value) else None for j in range(depth)})
+        elif name not in _JSON_ONLY:
             flat[name] = value
     return flat

@@ -206,6 +206,59 @@ def test_export_is_strict_json_with_both_vocabularies(make, store, points):
     assert data["provenance"] == {"python": "3.11"}
 
 
+def test_export_rows_carry_what_readers_of_vllm_files_look_for(make, store, points):
+    """8 requests of 10 prompt and 6 output tokens in 80 s: 0.1 requests, 0.6 output and 1.6 tokens a second;
+    steps that accept 1 and 2 of 3 drafts keep (1, 0.5, 0) given the draft before."""
+    for point in points:
+        fill(make, store, point, (1.0, 1.0))
+
+    row = next(
+        r for r in export.rows(summarize(store)) if r["config"] == "eagle3 K=3" and r["scope"] == "all"
+    )
+
+    expected = {
+        "backend": "reference",
+        "label": "eagle3 K=3",
+        "model_id": "org/target",
+        "request_rate": "inf",
+        "max_concurrency": 1,
+        "completed": 8,
+        "failed": 0,
+        "total_input_tokens": 80,
+        "total_output_tokens": 48,
+        "duration": pytest.approx(80.0),
+        "request_throughput": pytest.approx(0.1),
+        "output_throughput": pytest.approx(0.6),
+        "total_token_throughput": pytest.approx(1.6),
+        "spec_decode_num_drafts": 16,
+        "spec_decode_draft_tokens": 48,
+        "spec_decode_accepted_tokens": 24,
+        "spec_decode_conditional_acceptance_rates": [1.0, 0.5, 0.0],
+        "spec_decode_acceptance_length_per_request": 2.5,
+    }
+    assert {name: row[name] for name in expected} == expected
+    spreads = [f"{name}_{key}_ms" for key in ("ttft", "tpot", "itl", "e2el")
+               for name in ("mean", "median", "p50", "p90", "p99")]  # fmt: skip
+    assert [name for name in spreads if name not in row] == []
+
+
+def test_export_csv_has_acceptance_latency_and_memory_of_every_category(make, store, points):
+    """Each row stands for an arm, a batch size, a context and a category, and holds its numbers."""
+    for point in points:
+        fill(make, store, point, (1.0, 1.0))
+
+    table = list(csv.DictReader(io.StringIO(export.to_csv(summarize(store)))))
+
+    assert {(row["scope"], row["batch_size"], row["context_tokens"]) for row in table} == {
+        (scope, "1", "0") for scope in ("all", "chat", "code")
+    }
+    (row,) = (row for row in table if (row["config"], row["scope"]) == ("eagle3 K=3", "code"))
+    assert [row[f"survival_{j}"] for j in (1, 2, 3)] == ["1.0", "0.5", "0.0"]
+    assert [row[f"conditional_acceptance_{j}"] for j in (1, 2, 3)] == ["1.0", "0.5", "0.0"]
+    assert (row["mean_ttft_ms"], row["peak_memory_bytes"]) == ("1000.0", "7")
+    assert all(row[f"{name}_tpot_ms"] for name in ("mean", "p50", "p90", "p99"))
+
+
 def test_export_leaves_unknown_values_null_and_empty(make, store, points):
     """Acceptance of plain decoding is null with a reason in JSON and an empty cell in CSV."""
     fill(make, store, points[2], (2.0, 2.0))
