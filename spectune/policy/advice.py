@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from spectune.policy.comparison import Acceptance, ArmSummary, CellComparison, Prediction, Rounds
 from spectune.policy.decide import is_clear_loss, ratio_text
+from spectune.policy.verdict import place_names
 from spectune.records import Fingerprint, Status
 
 LONG_LENGTH = 4.0
@@ -20,6 +21,7 @@ SAME_LENGTH = 0.02
 LOW_COVERAGE = 0.5
 COSTLY_TOKEN = 0.10
 OFF_RULES = (32, 64)
+MIN_REQUESTS = 4  # of a category, before anything is said about it
 
 
 def advise(
@@ -36,7 +38,14 @@ def advise(
     found += _by_category(categories)
     found += _by_temperature(cells)
     found += _mixture_of_experts(cells, fingerprint)
-    return tuple(dict.fromkeys(found))
+    return tuple(dict.fromkeys(_shorten(sentence, cells) for sentence in found))
+
+
+def _shorten(sentence: str, cells: Sequence[CellComparison]) -> str:
+    """Cells named by what differs between them."""
+    for cell, place in place_names([item.cell for item in cells]).items():
+        sentence = sentence.replace(cell.label, place)
+    return sentence
 
 
 def _candidates(cell: CellComparison) -> list[ArmSummary]:
@@ -265,10 +274,9 @@ def _by_load(cells: Sequence[CellComparison]) -> list[str]:
         off = [cell for cell in row if cell.decision.verdict == "off"]
         later = [cell for cell in off if on and cell.cell.batch_size > on[-1].cell.batch_size]
         if on and later and on[-1].decision.speedup is not None:
-            low, high = on[-1].cell.batch_size, later[0].cell.batch_size
             found.append(
-                f"Break-even lies between batch {low} ({ratio_text(on[-1].decision.speedup)}) and {high} at context "
-                f"{conditions[0]}, T={conditions[1]:g}; rules of thumb say {OFF_RULES[0]} or {OFF_RULES[1]}."
+                f"Break-even lies between {on[-1].cell.label} ({ratio_text(on[-1].decision.speedup)}) and "
+                f"{later[0].cell.label}; rules of thumb say {OFF_RULES[0]} or {OFF_RULES[1]}."
             )
     return found
 
@@ -280,7 +288,9 @@ def _by_category(categories: Sequence[CellComparison]) -> list[str]:
         best = {
             category.scope: leader
             for category in categories
-            if category.cell == cell and (leader := _leader(category)) is not None
+            if category.cell == cell
+            and (leader := _leader(category)) is not None
+            and leader.num_requests >= MIN_REQUESTS
         }
         if len(best) < 2:
             continue

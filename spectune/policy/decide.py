@@ -6,6 +6,7 @@ never ranks anything: only time does.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 
 from spectune.policy.comparison import ArmSummary, CellComparison, Decision
@@ -19,7 +20,10 @@ NO_DATA = "no data"
 
 POOLED_BASIS = "pooled round time"
 POOLED_MARGIN = 1.05
-"""A pooled ratio has no interval; it counts only when it is further than this factor from 1."""
+"""A pooled ratio has no interval; it counts only when it is at least this factor away from 1."""
+
+POOLED_ERRORS = 3.0
+"""And at least so many standard errors of its acceptance length: a category of few steps says little."""
 
 FAMILY_ERROR = 0.05
 """Chance that any candidate of a cell that is no faster than off is called faster."""
@@ -44,7 +48,7 @@ def decide(
     Args:
         arms: off and the candidates; only status ok with a speedup takes part.
         corrected: speedups over off at `corrected_level`; an arm without one is judged by its own
-            `speedup`, with POOLED_MARGIN in place of a lower bound.
+            `speedup`, with `pooled_margin` in place of a lower bound.
         difference: paired speed ratio of two candidates; None where it was not observed.
     """
     off = next((arm for arm in arms if arm.config.is_off), None)
@@ -69,9 +73,9 @@ def decide(
 
 
 def lower_bound(arm: ArmSummary, corrected: Mapping[SpecConfig, Interval]) -> float:
-    """What the speedup of an arm is at least: the corrected bound, or value / POOLED_MARGIN."""
+    """What the speedup of an arm is at least: the corrected bound, or value / margin."""
     if arm.speedup_basis == POOLED_BASIS:
-        return _speed(arm) / POOLED_MARGIN
+        return _speed(arm) / pooled_margin(arm)
     interval = corrected.get(arm.config)
     return 0.0 if interval is None or interval.low is None else interval.low
 
@@ -81,8 +85,23 @@ def is_clear_loss(arm: ArmSummary) -> bool:
     if arm.status is not Status.OK or arm.speedup is None:
         return False
     if arm.speedup_basis == POOLED_BASIS:
-        return arm.speedup.value < 1.0 / POOLED_MARGIN
+        return arm.speedup.value < 1.0 / pooled_margin(arm)
     return arm.speedup.high is not None and arm.speedup.high < 1.0
+
+
+def pooled_margin(arm: ArmSummary) -> float:
+    """Factor from 1 beyond which a pooled ratio counts: POOLED_MARGIN or, if more, three standard errors
+    of the acceptance length, from the spread of accepted drafts over steps.
+
+    E[A] = Σ survival_j and E[A²] = Σ (2j - 1)·survival_j for j from 1.
+    """
+    told = arm.acceptance
+    if told is None or told.acceptance_length is None or not told.survival:
+        return POOLED_MARGIN
+    mean = math.fsum(told.survival)
+    variance = math.fsum((2 * j + 1) * share for j, share in enumerate(told.survival)) - mean**2
+    error = math.sqrt(max(variance, 0.0) / told.num_steps)
+    return max(POOLED_MARGIN, 1 + POOLED_ERRORS * error / told.acceptance_length)
 
 
 def ratio_text(interval: Interval) -> str:
@@ -99,7 +118,7 @@ def _speed(arm: ArmSummary) -> float:
 
 def _ties(best: ArmSummary, arm: ArmSummary, difference: Difference) -> bool:
     if best.speedup_basis == POOLED_BASIS or arm.speedup_basis == POOLED_BASIS:
-        return _speed(best) / _speed(arm) <= POOLED_MARGIN
+        return _speed(best) / _speed(arm) <= max(pooled_margin(best), pooled_margin(arm))
     interval = difference(best.config, arm.config)
     return interval is None or interval.low is None or interval.low <= 1.0
 
@@ -111,7 +130,7 @@ def _stay_off(best: ArmSummary, corrected: Mapping[SpecConfig, Interval]) -> Dec
     elif best.speedup_basis == POOLED_BASIS:
         reason = (
             f"the best candidate, {best.config.label}, runs at {best.speedup.value:.2f}x; a pooled ratio "
-            f"counts from {POOLED_MARGIN:.2f}x"
+            f"over so many steps counts from {pooled_margin(best):.2f}x"
         )
     else:
         shown = corrected.get(best.config, best.speedup)

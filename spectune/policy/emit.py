@@ -227,7 +227,8 @@ def _text(notes: Sequence[str], command: str) -> str:
 
 
 def _target(policy: Mapping[str, Any]) -> str:
-    return shlex.quote(policy["validity"]["target"] or "TARGET")
+    validity = policy["validity"]
+    return shlex.quote("TARGET" if validity["is_simulated"] else validity["target"] or "TARGET")
 
 
 def _max_batch(policy: Mapping[str, Any], asked: int | None) -> int:

@@ -23,9 +23,12 @@ def verdict_text(
     if outcome == decide.NO_DATA or not decided:
         reasons = dict.fromkeys(cell.decision.reason for cell in cells)
         return f"No data to decide on: {'; '.join(reasons) or 'no point was measured'}."
-    first = _first_sentence(outcome, decided, places)
-    second = _categories_text(decide.opposed_categories(decided, categories), places)
-    return " ".join(part for part in (f"{first}{_mix_text(categories, places)}.", second) if part)
+    sentences = (
+        f"{_first_sentence(outcome, decided, places)}.",
+        _mix_text(categories, places),
+        _categories_text(decide.opposed_categories(decided, categories), places),
+    )
+    return " ".join(sentence for sentence in sentences if sentence)
 
 
 def place_names(cells: Sequence[Cell]) -> dict[Cell, str]:
@@ -99,10 +102,10 @@ def _mix_text(categories: Sequence[CellComparison], places: Mapping[Cell, str]) 
     first = next(iter(counts.values()))
     if all(row == first for row in counts.values()):
         mix = ", ".join(f"{name} {first[name]}" for name in names)
-        return f" (pooled over requests of {mix})"
+        return f"Pooled over requests of {mix}."
     totals = {places.get(cell, cell.label): sum(row.values()) for cell, row in counts.items()}
     if len(totals) > MANY_CELLS:
         sizes = f"{min(totals.values())} to {max(totals.values())} in a cell"
     else:
         sizes = ", ".join(f"{total} at {place}" for place, total in totals.items())
-    return f" (pooled over {', '.join(names)}; requests: {sizes})"
+    return f"Pooled over {', '.join(names)}; requests: {sizes}."

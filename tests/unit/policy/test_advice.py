@@ -93,6 +93,20 @@ def test_advice_compares_tree_and_chain_at_equal_verified_tokens(make):
     assert "accepts 2.70 at 1.50x, the chain eagle3 K=5 2.40 at 1.30x" in text
 
 
+def test_advice_on_categories_needs_more_than_a_few_requests(make):
+    """Three requests a category rank nothing; four do."""
+
+    def text_of(num_requests):
+        parts = [
+            make.compare(make.cell(), make.arm(make.chain(3), speed, num_requests=num_requests), scope=name)
+            for name, speed in (("chat", 1.1), ("code", 1.6))
+        ]
+        return " ".join(advise([make.compare(make.cell())], parts, None))
+
+    assert "" == text_of(3)
+    assert "At batch 1 code gains most" in text_of(4)
+
+
 def test_advice_without_measured_arms_is_empty(make):
     """No numbers, no sentences."""
     assert advise([make.compare(make.cell())], [], None) == ()
@@ -110,7 +124,7 @@ def test_verdict_names_choice_speedup_and_mix(make):
     categories = [counted(make, 1, "chat", 10), counted(make, 1, "code", 12)]
 
     assert verdict_text("speculate", cells, categories) == (
-        "Speculate: eagle3 K=3 at batch 1 runs at 1.50x (1.48 to 1.52) (pooled over requests of chat 10, code 12)."
+        "Speculate: eagle3 K=3 at batch 1 runs at 1.50x (1.48 to 1.52). Pooled over requests of chat 10, code 12."
     )
 
 
@@ -125,7 +139,7 @@ def test_verdict_counts_the_requests_that_each_cell_really_ran(make):
 
     text = verdict_text("speculate", cells, categories)
 
-    assert text.endswith("(pooled over chat, code; requests: 2 at batch 1, 24 at batch 16).")
+    assert text.endswith("Pooled over chat, code; requests: 2 at batch 1, 24 at batch 16.")
 
 
 def test_verdict_of_opposed_categories_names_both_sides(make):

@@ -108,6 +108,21 @@ def test_decide_counts_a_pooled_ratio_only_beyond_its_margin(make, value, verdic
     assert make.decide((make.plain_arm(), arm)).verdict == verdict
 
 
+@pytest.mark.parametrize(
+    ("num_steps", "verdict"),
+    [pytest.param(16, "off", id="few-steps"), pytest.param(10_000, "on", id="many-steps")],
+)
+def test_decide_counts_a_pooled_ratio_only_beyond_the_noise_of_its_steps(make, num_steps, verdict):
+    """A chain of one that accepts half has a spread of 0.5 a step: over 16 steps the length of 1.5 is known
+    to 0.125, so three errors are 25% and 1.2x is no gain; over 10000 steps it is one."""
+    pooled = Interval(value=1.2, low=None, high=None, n=50)
+    acceptance = make.acceptance(1.5, survival=(0.5,), num_steps=num_steps)
+    arm = make.arm(make.chain(1), pooled, speedup_basis="pooled round time", acceptance=acceptance)
+
+    assert make.decide((make.plain_arm(), arm)).verdict == verdict
+    assert decide.pooled_margin(arm) == pytest.approx(1.25 if num_steps == 16 else 1.05)
+
+
 def test_decide_a_single_block_is_not_evidence(make):
     """A paired speedup without an interval never switches speculation on."""
     arm = make.arm(make.chain(3), Interval(value=3.0, low=None, high=None, n=1))

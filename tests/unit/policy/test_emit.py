@@ -81,6 +81,15 @@ def test_vllm_command_carries_head_depth_and_schedule(make):
     }
 
 
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+def test_command_with_names_says_to_put_folders_in_their_place(make, engine):
+    """A shipped head and a target without an owner are names, which a server cannot load."""
+    config = make.chain(3, draft_model="small-eagle3")
+    text = emit(policy_of(make, {1: config}, target="Small-135M", draft="small-eagle3"), engine)
+
+    assert "# put your folders or hub ids in place of the names Small-135M, small-eagle3\n" in text
+
+
 def test_vllm_command_for_ngram_needs_no_model(make):
     """N-gram drafting takes its window, not a head."""
     config = SpecConfig.chain("ngram", 4, options=(("prompt_lookup_max", 4), ("prompt_lookup_min", 2)))
