@@ -69,7 +69,10 @@ def _draw_speedup(series: dict[str, list[tuple[int, Interval]]], styles: Styles)
         axes.set_xlim(-0.5, len(batches) - 0.5 + 0.9)
         axes.axhspan(1.0, high, color=GOOD, alpha=0.05, linewidth=0)
         axes.axhline(1.0, color=INK, linewidth=1.1, linestyle=(0, (5, 3)))
-        axes.text(-0.47, 1.0, "plain decoding = 1.0", va="bottom", fontsize=8.5, color=MUTED)
+        axes.text(
+            1.0, 1.0, "plain decoding", transform=axes.get_yaxis_transform(), ha="right", va="bottom",
+            fontsize=8.5, color=MUTED,
+        )  # fmt: skip
         axes.grid(axis="y")
         ends = []
         for index, (label, points) in enumerate(series.items()):
@@ -86,6 +89,7 @@ def _draw_speedup(series: dict[str, list[tuple[int, Interval]]], styles: Styles)
                 va="center",
                 fontsize=9,
                 color=styles[label].text_colour,
+                bbox={"facecolor": "white", "edgecolor": "none", "pad": 1.0},
                 arrowprops={"arrowstyle": "-", "color": styles[label].colour, "alpha": 0.45, "lw": 0.8},
             )
         axes.set_xticks(range(len(batches)), [str(batch) for batch in batches])

@@ -92,8 +92,8 @@ def _header(summary: RunSummary) -> Html:
     facts = [str(summary.workload["name"])] if summary.workload.get("name") else []
     if summary.fingerprint:
         mark = summary.fingerprint
-        facts = [mark.target, mark.backend, f"{mark.device}, {mark.dtype}", *facts]
-    about = escape(" \N{MIDDLE DOT} ".join(facts))
+        facts = [mark.target, mark.backend, mark.device, mark.dtype, *facts]
+    about = escape(" \N{MIDDLE DOT} ".join(dict.fromkeys(facts)))
     links = "".join(f'<a href="#{name}">{label}</a>' for name, label in _NAV)
     return Html(
         f'<header class="top"><h1>spectune report: {escape(summary.run_name)}</h1>'

@@ -47,6 +47,7 @@ border-color:var(--dep)}
 .verdict .word{font-size:clamp(30px,5.5vw,46px);line-height:1.1;font-weight:750;letter-spacing:-.025em;
 color:var(--dep);margin:0;max-width:none}
 .verdict .say{font-size:clamp(17px,2.2vw,20px);line-height:1.45;margin:12px 0 0;max-width:68ch}
+.verdict .more{font-size:15px;margin:10px 0 0;max-width:90ch}
 .verdict.on{background:var(--on-bg);border-color:var(--on)}.verdict.on .word{color:var(--on)}
 .verdict.off{background:var(--off-bg);border-color:var(--off)}.verdict.off .word{color:var(--off)}
 .verdict.bad{background:var(--bad-bg);border-color:var(--bad)}.verdict.bad .word{color:var(--bad)}
@@ -61,7 +62,11 @@ button{font:600 13px/1 var(--sans);color:var(--accent);background:var(--card);bo
 border-radius:7px;padding:8px 13px;cursor:pointer}
 button:hover{background:var(--soft)}
 button:focus-visible,a:focus-visible,summary:focus-visible{outline:2px solid var(--accent);outline-offset:2px}
-.scroll{overflow-x:auto;background:var(--card);border:1px solid var(--rule);border-radius:12px}
+.scroll{overflow-x:auto;background:linear-gradient(to right,var(--card) 40%,transparent) left/40px 100%,
+linear-gradient(to left,var(--card) 40%,transparent) right/40px 100%,
+linear-gradient(to right,var(--rule),transparent) left/14px 100%,
+linear-gradient(to left,var(--rule),transparent) right/14px 100%,var(--card);
+background-repeat:no-repeat;background-attachment:local,local,scroll,scroll,scroll;border:1px solid var(--rule);border-radius:12px}
 table{border-collapse:collapse;width:100%;font-size:14.5px;font-variant-numeric:tabular-nums}
 caption{text-align:left;padding:10px 14px 0;font-weight:600}
 th{font-weight:600;text-align:left;vertical-align:bottom;color:var(--muted);font-size:13px;line-height:1.3}

@@ -40,9 +40,13 @@ def verdict(summary: RunSummary) -> Html:
             f'<div class="tile"><div class="k">{escape(item.cell.label)}</div>'
             f'<div class="v">{escape(value)}</div><div class="d">{detail}</div></div>'
         )
+    # The word stands above already; what the numbers are over comes after them in smaller print.
+    said = summary.verdict.removeprefix(f"{word.rstrip('.')}: ")
+    first, stop, rest = said.partition(". ")
+    more = f'<p class="more">{escape(rest)}</p>' if rest else ""
     return Html(
         f'<div class="verdict {kind}" id="verdict" role="status"><p class="word">{escape(word)}</p>'
-        f'<p class="say">{escape(summary.verdict)}</p></div><div class="tiles">{"".join(tiles)}</div>'
+        f'<p class="say">{escape(first + stop.rstrip())}</p>{more}</div><div class="tiles">{"".join(tiles)}</div>'
     )
 
 

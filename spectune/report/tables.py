@@ -50,19 +50,15 @@ def arm_table(cells: Sequence[CellComparison]) -> Html:
         numbers("Requests", "failed in brackets"), numbers("Reached batch"), words("Status"),
     )  # fmt: skip
     rows = [
-        Row(
-            kind=row_kind(item, arm),
-            group=item.cell.label,
-            cells=(
-                str(item.cell.batch_size),
-                config_html(arm.config),
-                speedup(arm.speedup, IS_BASE if arm.config.is_off else why_absent(arm, "not enough blocks")),
-                arm.speedup_basis
-                or Missing(reason=IS_BASE if arm.config.is_off else why_absent(arm, "no speedup")),
-                f"{arm.num_requests}" + (f" ({arm.num_failed})" if arm.num_failed else ""),
-                number(arm.reached_batch, why_absent(arm, "the backend did not report it"), digits=1),
-                chip(arm.status.value),
-            ),
+        arm_row(
+            item,
+            arm,
+            speedup(arm.speedup, IS_BASE if arm.config.is_off else why_absent(arm, "not enough blocks")),
+            arm.speedup_basis
+            or Missing(reason=IS_BASE if arm.config.is_off else why_absent(arm, "no speedup")),
+            f"{arm.num_requests}" + (f" ({arm.num_failed})" if arm.num_failed else ""),
+            number(arm.reached_batch, why_absent(arm, "the backend did not report it"), digits=1),
+            chip(arm.status.value),
         )
         for item, arm in each_arm(cells)
     ]
@@ -86,20 +82,16 @@ def acceptance_table(cells: Sequence[CellComparison]) -> Html:
             else why_absent(arm, (got.reason if got else None) or "no steps were recorded")
         )
         rows.append(
-            Row(
-                kind=row_kind(item, arm),
-                group=item.cell.label,
-                cells=(
-                    str(item.cell.batch_size),
-                    config_html(arm.config),
-                    number(got.acceptance_length if got else None, why),
-                    number(got.acceptance_length_per_request if got else None, why),
-                    percent(got.draft_acceptance_rate if got else None, why),
-                    percent(got.zero_accept_share if got else None, why),
-                    _shares(got.survival if got else (), why),
-                    _shares(got.conditional_acceptance if got else (), why),
-                    f"{got.num_steps:,}" if got else Missing(reason=why),
-                ),
+            arm_row(
+                item,
+                arm,
+                number(got.acceptance_length if got else None, why),
+                number(got.acceptance_length_per_request if got else None, why),
+                percent(got.draft_acceptance_rate if got else None, why),
+                percent(got.zero_accept_share if got else None, why),
+                _shares(got.survival if got else (), why),
+                _shares(got.conditional_acceptance if got else (), why),
+                f"{got.num_steps:,}" if got else Missing(reason=why),
             )
         )
     return table(columns, rows, empty="No steps were recorded.")
@@ -117,27 +109,25 @@ def prediction_table(cells: Sequence[CellComparison]) -> Html:
     """Theory beside measurement, with the residual."""
     columns = (
         numbers("Batch"), words("Arm"), numbers("Predicted TPOT", "ms"), numbers("Measured TPOT", "ms"),
-        numbers("Residual", "measured / predicted - 1"), numbers("Predicted speedup"),
+        numbers("Residual", "measured over predicted"), numbers("Predicted speedup"),
         numbers("Ideal speedup", "free verification"), numbers("Draft cost ratio c"),
     )  # fmt: skip
     rows = []
     for item, arm in each_arm(cells):
         got = arm.prediction
         why = why_absent(arm, (got.reason if got else None) or "no prediction was made")
+        of_spec = IS_BASE if arm.config.is_off else why
+        of_chain = why_absent(arm, "the formula is for chains, not trees") if arm.config.is_tree else of_spec
         rows.append(
-            Row(
-                kind=row_kind(item, arm),
-                group=item.cell.label,
-                cells=(
-                    str(item.cell.batch_size),
-                    config_html(arm.config),
-                    milliseconds(got.predicted_tpot_s if got else None, why),
-                    milliseconds(got.measured_tpot_s if got else None, why),
-                    percent(got.residual_fraction if got else None, why, digits=1, signed=True),
-                    number(got.predicted_speedup if got else None, why, suffix=TIMES),
-                    number(got.ideal_speedup if got else None, why, suffix=TIMES),
-                    number(got.draft_cost_ratio if got else None, why, digits=3),
-                ),
+            arm_row(
+                item,
+                arm,
+                milliseconds(got.predicted_tpot_s if got else None, why),
+                milliseconds(got.measured_tpot_s if got else None, why),
+                percent(got.residual_fraction if got else None, why, digits=1, signed=True),
+                number(got.predicted_speedup if got else None, of_spec, suffix=TIMES),
+                number(got.ideal_speedup if got else None, of_chain, suffix=TIMES),
+                number(got.draft_cost_ratio if got else None, of_spec, digits=3),
             )
         )
     return table(columns, rows, empty="No prediction was made.")
@@ -149,19 +139,15 @@ def waterfall_table(cells: Sequence[CellComparison]) -> Html:
     entries = [entry for entry in entries if entry[2]]
     parts = list(dict.fromkeys(part for *_, factors in entries for part in factors))
     rows = [
-        Row(
-            kind=row_kind(item, arm),
-            group=item.cell.label,
-            cells=(
-                str(item.cell.batch_size),
-                config_html(arm.config),
-                *(
-                    number(_exp(factors.get(part)), "not part of this arm's account", suffix=TIMES)
-                    for part in parts
-                ),
-                number(_exp(sum(part for part in factors.values())), "a factor is missing", suffix=TIMES),
-                speedup(arm.speedup, why_absent(arm, "no speedup was computed")),
+        arm_row(
+            item,
+            arm,
+            *(
+                number(_exp(factors.get(part)), "not part of this arm's account", suffix=TIMES)
+                for part in parts
             ),
+            number(_exp(sum(part for part in factors.values())), "a factor is missing", suffix=TIMES),
+            speedup(arm.speedup, why_absent(arm, "no speedup was computed")),
         )
         for item, arm, factors in entries
     ]
@@ -192,20 +178,16 @@ def round_table(cells: Sequence[CellComparison]) -> Html:
             else milliseconds(got.draft_s if got else None, why)
         )
         rows.append(
-            Row(
-                kind=row_kind(item, arm),
-                group=item.cell.label,
-                cells=(
-                    str(item.cell.batch_size),
-                    config_html(arm.config),
-                    draft,
-                    milliseconds(got.verify_s if got else None, why),
-                    milliseconds(got.other_s if got else None, why),
-                    milliseconds(got.total_s if got else None, why),
-                    number(got.tokens_per_sequence if got else None, why),
-                    milliseconds(got.round_tpot_s if got else None, why),
-                    f"{got.num_rounds:,}" if got else Missing(reason=why),
-                ),
+            arm_row(
+                item,
+                arm,
+                draft,
+                milliseconds(got.verify_s if got else None, why),
+                milliseconds(got.other_s if got else None, why),
+                milliseconds(got.total_s if got else None, why),
+                number(got.tokens_per_sequence if got else None, why),
+                milliseconds(got.round_tpot_s if got else None, why),
+                f"{got.num_rounds:,}" if got else Missing(reason=why),
             )
         )
     return table(columns, rows, empty="No rounds were recorded.")
@@ -233,14 +215,8 @@ def break_even_table(cells: Sequence[CellComparison]) -> Html:
             signed = f"{margin:+.2f}".replace("-", "\N{MINUS SIGN}")
             is_above = "yes" if margin > 0 else "no"
         rows.append(
-            Row(
-                kind=row_kind(item, arm),
-                group=item.cell.label,
-                cells=(
-                    str(item.cell.batch_size), config_html(arm.config), number(need, why), number(have, why),
-                    signed, is_above,
-                ),
-            )
+            arm_row(item, arm, number(need, why), number(have, why),
+                    signed, is_above)
         )  # fmt: skip
     return table(columns, rows, empty="No speculative arm has both numbers.")
 
@@ -251,6 +227,8 @@ def floor_table(cells: Sequence[CellComparison]) -> Html:
         numbers("Batch"), words("Arm"), numbers("Floor", "ms per token"), numbers("Measured TPOT", "ms"),
         words("Share of the floor reached"),
     )  # fmt: skip
+    if not any(arm.prediction and arm.prediction.floor_tpot_s is not None for _, arm in each_arm(cells)):
+        return table(columns, [], empty="No floor: the read bandwidth or the size of the weights is unknown.")
     rows = []
     for item, arm in each_arm(cells):
         got = arm.prediction
@@ -260,16 +238,8 @@ def floor_table(cells: Sequence[CellComparison]) -> Html:
         if share is not None and not isinstance(bar, Missing):
             bar = share_bar(share, bar)
         rows.append(
-            Row(
-                kind=row_kind(item, arm),
-                group=item.cell.label,
-                cells=(
-                    str(item.cell.batch_size),
-                    config_html(arm.config),
-                    milliseconds(got.floor_tpot_s if got else None, why),
-                    milliseconds(got.measured_tpot_s if got else None, why), bar,
-                ),
-            )
+            arm_row(item, arm, milliseconds(got.floor_tpot_s if got else None, why),
+                    milliseconds(got.measured_tpot_s if got else None, why), bar)
         )  # fmt: skip
     return table(columns, rows, empty="No floor was computed.")
 
@@ -291,18 +261,14 @@ def latency_table(cells: Sequence[CellComparison]) -> Html:
             else (None,) * 3
         )
         rows.append(
-            Row(
-                kind=row_kind(item, arm),
-                group=item.cell.label,
-                cells=(
-                    str(item.cell.batch_size),
-                    config_html(arm.config),
-                    *_spread(tpot, why, "mean", "p50", "p90", "p99"),
-                    *_spread(ttft, why, "p50", "p99"),
-                    *_spread(gap, why, "p50", "p99"),
-                    number(arm.output_tokens_per_s, why, digits=1),
-                    f"{tpot.n:,}" if tpot else Missing(reason=why),
-                ),
+            arm_row(
+                item,
+                arm,
+                *_spread(tpot, why, "mean", "p50", "p90", "p99"),
+                *_spread(ttft, why, "p50", "p99"),
+                *_spread(gap, why, "p50", "p99"),
+                number(arm.output_tokens_per_s, why, digits=1),
+                f"{tpot.n:,}" if tpot else Missing(reason=why),
             )
         )
     return table(columns, rows, empty="No latency was measured.")
@@ -326,6 +292,15 @@ def problem_arms(summary: RunSummary) -> list[tuple[str, Status, str]]:
 def each_arm(cells: Sequence[CellComparison]) -> list[tuple[CellComparison, ArmSummary]]:
     """All arms of all cells with their cell."""
     return [(item, arm) for item in cells for arm in item.arms]
+
+
+def arm_row(item: CellComparison, arm: ArmSummary, *cells: Value) -> Row:
+    """The row of an arm: batch size and configuration, then its own cells."""
+    return Row(
+        kind=row_kind(item, arm),
+        group=item.cell.label,
+        cells=(str(item.cell.batch_size), config_html(arm.config), *cells),
+    )
 
 
 def row_kind(item: CellComparison, arm: ArmSummary) -> str:

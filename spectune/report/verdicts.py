@@ -98,7 +98,7 @@ def _category_row(item: CellComparison, config: SpecConfig | None, name: str, ki
     chosen = item.decision.chosen
     verdict = chip(item.decision.verdict)
     if item.decision.verdict == "on":
-        verdict = Html(f'<span class="list-of">{verdict} {config_html(chosen)}</span>')
+        verdict = Html(f"{verdict}<small>{config_html(chosen)}</small>")
     return Row(
         kind=kind,
         group=item.cell.label,
@@ -164,11 +164,13 @@ def policy_table(policy: Mapping[str, Any]) -> Html:
 def _range(bounds: Any) -> str:
     if not isinstance(bounds, list | tuple):
         return "any" if bounds is None else str(bounds)
+    nbsp = "\N{NO-BREAK SPACE}"
     low, high = (("" if bound is None else f"{bound:g}") if is_number(bound) or bound is None else str(bound)
                  for bound in (bounds[0], bounds[-1]))  # fmt: skip
     if low == high:
         return low or "any"
-    return f"{low} to {high}" if low and high else f"{low} and up" if low else f"up to {high}"
+    text = f"{low} to {high}" if low and high else f"{low} and up" if low else f"up to {high}"
+    return text.replace(" ", nbsp)
 
 
 def _policy_config(config: Any) -> Value:

@@ -227,6 +227,51 @@ def test_render_verdict_first(one_point_summary: RunSummary, outcome: str, sente
     assert Page(main).text.startswith(sentence)
 
 
+def test_render_verdict_says_its_word_once(one_point_summary: RunSummary) -> None:
+    """The sentence does not begin with the headline again, and what it is pooled over stands apart."""
+    summary = replace(
+        one_point_summary,
+        outcome="speculate",
+        verdict="Speculate: eagle3 K=2 at batch 1 runs at 1.42x. Pooled over requests of chat 4, code 4.",
+    )
+
+    html = render_report(summary)
+
+    assert '<p class="say">eagle3 K=2 at batch 1 runs at 1.42x.</p>' in html
+    assert '<p class="more">Pooled over requests of chat 4, code 4.</p>' in html
+
+
+def test_render_caution_of_an_arm_is_listed_once(full_summary: RunSummary) -> None:
+    """The run's cautions name the arms already; the arms' own copies are not added to them."""
+    cell = full_summary.cells[0]
+    arms = tuple(replace(arm, cautions=("rounds slowed down",)) for arm in cell.arms)
+    told = replace(full_summary, cells=(replace(cell, arms=arms),), cautions=("off: rounds slowed down",))
+
+    assert 1 == render_report(told).count("rounds slowed down")
+
+
+def test_render_without_any_floor_says_so_instead_of_a_table_of_dashes(
+    simulated_summary: RunSummary,
+) -> None:
+    """A run that knows no bandwidth has one sentence in place of the floors."""
+    cells = tuple(
+        replace(
+            item,
+            arms=tuple(
+                replace(arm, prediction=None if arm.prediction is None
+                        else replace(arm.prediction, floor_tpot_s=None, floor_share=None))
+                for arm in item.arms
+            ),
+        )
+        for item in simulated_summary.cells
+    )  # fmt: skip
+
+    floor = section_of(render_report(replace(simulated_summary, cells=cells)), "floor")
+
+    assert "No floor: the read bandwidth or the size of the weights is unknown." in floor
+    assert "<table" not in floor
+
+
 def test_render_commands_can_be_copied(full_summary: RunSummary, render: Render) -> None:
     """Each command stands whole in an element that its copy button names."""
     html = render(full_summary)
