@@ -87,26 +87,35 @@ class Tally:
         return (self._clock() - self._start_s) * (1 - self.fraction) / here
 
 
-class PlainProgress:
-    """One line a point, one for a new best."""
+HEARTBEAT_S = 15.0
 
-    def __init__(self, tally: Tally) -> None:
+
+class PlainProgress:
+    """One line a point, one for a new best, and one now and then in between: arms of a cell take turns,
+    so that their points end together."""
+
+    def __init__(self, tally: Tally, clock: Clock = time.monotonic) -> None:
         self._tally = tally
+        self._clock = clock
+        self._said_s = clock()
 
     def started(self, total: int, done: int) -> None:
         self._tally.start(total, done)
-        say(f"{total} points" + (f", {done} of them done before" if done else ""))
+        self._say(f"{total} points to do" if not done else f"{total} points, {done} of them done before")
 
     def point_started(self, point: Point, num_blocks: int) -> None:
         self._tally.begin(point, num_blocks)
 
     def block_done(self, point: Point, index: int) -> None:
         self._tally.block(point, index)
+        if self._clock() - self._said_s >= HEARTBEAT_S:
+            left = duration(self._tally.time_left_s)
+            self._say(f"{self._tally.fraction:.0%} done, about {left} left: {self._tally.current}")
 
     def point_done(self, outcome: PointOutcome) -> None:
         self._tally.finish(outcome)
         reason = f": {outcome.reason}" if outcome.reason else ""
-        say(
+        self._say(
             f"[{self._tally.done}/{self._tally.total}] {outcome.point.label}: {outcome.status.value}{reason}"
             f" (about {duration(self._tally.time_left_s)} left)"
         )
@@ -115,13 +124,17 @@ class PlainProgress:
         text = f"{label} {speedup:.2f}x"
         if text != self._tally.best_text:
             self._tally.best_text = text
-            say(f"best so far: {text}")
+            self._say(f"best so far: {text}")
 
     def note(self, text: str) -> None:
-        say(f"note: {text}")
+        self._say(f"note: {text}")
 
     def finished(self) -> None:
-        say(f"{self._tally.done} points done")
+        self._say(f"{self._tally.done} points done")
+
+    def _say(self, text: str) -> None:
+        self._said_s = self._clock()
+        say(text)
 
 
 class LiveProgress:

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from spectune.cli.console import print_json, say
+from spectune.errors import UsageError
 
 REPORT_FILE = "report.html"
 
@@ -23,13 +24,21 @@ def report(
     as_json: Annotated[bool, typer.Option("--json", help="Also print the summary as JSON.")] = False,
 ) -> None:
     """Write the self-contained HTML page of a run; needs neither an engine nor a network."""
-    from spectune.cli.results import read_summary, summary_document
+    from spectune.cli.results import read_summary, say_head, summary_document
     from spectune.report.html import write_report
 
     summary = read_summary(run)
     path = output or (output_dir or run) / REPORT_FILE
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_report(summary, path)
+    try:
+        write_report(summary, path)
+    except OSError as error:
+        if output or output_dir:
+            raise UsageError(f"{path} cannot be written: {error.strerror}") from error
+        # A run that may only be read is told beside it.
+        path = Path(f"{run.resolve().name}-{REPORT_FILE}")
+        say(f"note: {run} cannot be written to ({error.strerror})")
+        write_report(summary, path)
     if as_json:
         print_json(summary_document(summary))
+    say_head(summary)
     say(f"report: {path}")

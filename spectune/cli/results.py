@@ -9,6 +9,7 @@ from spectune.cli.console import print_json, say
 from spectune.cli.policy import POLICY_FILE
 from spectune.cli.report import REPORT_FILE
 from spectune.cli.tables import print_verdict
+from spectune.errors import UsageError
 
 if TYPE_CHECKING:
     from spectune.policy.comparison import RunSummary
@@ -22,8 +23,11 @@ DONE_WITH_FAILURES = 7
 def read_summary(run: Path) -> RunSummary:
     """The summary of a stored run, computed again from its raw counts."""
     from spectune.policy.summary import summarize
-    from spectune.store import RunStore
+    from spectune.store import MANIFEST, RunStore
 
+    if not (run / MANIFEST).exists():
+        what = f"holds no {MANIFEST}" if run.is_dir() else "is a file" if run.exists() else "does not exist"
+        raise UsageError(f"RUN {run} {what}", hint="give the run directory of a sweep, for example runs/demo")
     return summarize(RunStore.open(run))
 
 

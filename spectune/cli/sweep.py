@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from spectune.cli.config import read_config
-from spectune.cli.console import duration, keep_log_in, print_json
+from spectune.cli.console import duration, keep_log_in, print_json, say
 from spectune.cli.options import parse_settings, settings_of, with_flags
 from spectune.cli.sweep_options import QUICK, SweepOptions
 from spectune.errors import UsageError
@@ -70,6 +70,9 @@ def run(
         store = resume_run(path, plan, backend)
     else:
         store = start_run(path, plan, backend, argv=argv, config=asdict(options))
+    for line in plan_lines(plan):
+        say(line)
+    say(f"run directory: {path}")
     with keep_log_in(path, go_on=f"spectune sweep --resume {path}"):
         with sweep_progress(work_s(plan)) as progress:
             run_sweep(plan, backend, store, progress, retry_failed=retry_failed)
@@ -119,18 +122,27 @@ def show_plan(options: SweepOptions, *, as_json: bool) -> int:
     if as_json:
         print_json({**plan_document(plan), "estimated_s": estimate_s})
         return 0
-    arms = [config.label for config in plan.configs]
-    print(f"{len(plan.points)} points: {len(arms)} arms x {len(plan.cells)} cells x {plan.repeats} runs")
-    print(f"arms: {', '.join(arms)}")
-    print(f"cells: {'; '.join(cell.label for cell in plan.cells)}")
-    print(f"requests: {plan.num_requests}, at most {plan.sampling.max_tokens} tokens each")
-    for label, reason in plan.pruned:
-        print(f"pruned: {label}: {reason}")
+    for line in plan_lines(plan):
+        print(line)
     if estimate_s is None:
         print("estimated time: not known for this backend, target and device")
     else:
         print(f"estimated time: about {duration(estimate_s)} on two cores")
     return 0
+
+
+def plan_lines(plan: SweepPlan) -> list[str]:
+    """What a sweep is going to do, for people."""
+    labels = ", ".join(config.label for config in plan.configs)
+    trees = "; D, k, N: a tree of depth D, k children a node, N tokens verified"
+    return [
+        f"arms: {labels}",
+        f"(K: a chain of K drafts{trees if any(config.is_tree for config in plan.configs) else ''})",
+        f"cells: {'; '.join(cell.label for cell in plan.cells)}",
+        f"{len(plan.points)} points ({len(plan.configs)} arms x {len(plan.cells)} cells x {plan.repeats} runs), "
+        f"{plan.num_requests} requests of at most {plan.sampling.max_tokens} tokens",
+        *(f"pruned: {label}: {reason}" for label, reason in plan.pruned),
+    ]
 
 
 def plan_document(plan: SweepPlan) -> dict[str, Any]:

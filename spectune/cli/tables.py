@@ -16,12 +16,19 @@ if TYPE_CHECKING:
 
 def print_verdict(summary: RunSummary) -> None:
     """Decision per cell, then the verdict in words."""
-    rows = [_decision_row(item) for item in summary.cells]
-    if rows:
-        header = ("batch", "context", "T", "decision", "speedup (95%)", "AL", "TPOT off", "TPOT then")
-        _print_table(header, rows)
     if summary.is_simulated:
         print("SIMULATED: declared costs and acceptance, nothing was measured")
+    rows = [_decision_row(item) for item in summary.cells]
+    if rows:
+        header = ("batch", "context", "T", "decision", "speedup (95%)", "AL", "ms/token off", "ms/token then")
+        _print_table(header, rows)
+        _print_wrapped(
+            "speedup: time per token of plain decoding (off) / of what to run; AL: acceptance length, tokens "
+            "a step; ms/token: of a sequence while the batch is full"
+        )
+    for item in summary.cells:
+        _print_wrapped(f"why at batch {item.cell.batch_size}: {item.decision.reason}")
+    print()
     _print_wrapped(summary.verdict)
     for caution in summary.cautions:
         _print_wrapped(f"caution: {caution}")

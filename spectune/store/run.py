@@ -93,7 +93,7 @@ class RunStore:
             except (ValueError, KeyError, TypeError, SpectuneError) as error:
                 if i < len(lines):
                     raise StoreError(f"{file} line {i} is damaged: {error}") from error
-                self.notes.append(f"{file} line {i} was half-written and is left out")
+                self.notes.append(f"{POINTS} line {i} was half-written and is left out")
                 continue
             found[outcome.point.point_id] = outcome
         return found

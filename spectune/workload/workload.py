@@ -41,13 +41,16 @@ class Workload:
 
     @property
     def accounting(self) -> str:
-        """One sentence in which every row of the file is found again."""
-        requested = "all" if self.num_requested is None else str(self.num_requested)
-        return (
-            f"{self.name}: {requested} prompts requested, {self.num_rows} rows read, "
-            f"{len(self.dropped)} dropped, {self.num_filtered} of other categories, "
-            f"{len(self.prompts)} used, 0 repeated"
-        )
+        """How many rows of the file are asked, and what became of those that cannot be."""
+        left_out = []
+        if self.dropped:
+            left_out.append(f"{len(self.dropped)} cannot be asked")
+        if self.num_filtered:
+            left_out.append(f"{self.num_filtered} of other categories")
+        if self.num_requested is not None and self.num_requested > self.num_available:
+            left_out.append(f"{self.num_requested} would be needed")
+        rest = f" ({', '.join(left_out)})" if left_out else ""
+        return f"{self.name}: {len(self.prompts)} of {self.num_rows} prompts used{rest}"
 
 
 def workload_digest(prompts: Iterable[Prompt]) -> str:

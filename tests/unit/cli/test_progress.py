@@ -82,11 +82,28 @@ def test_plain_progress_says_each_outcome_and_each_new_best(capsys: pytest.Captu
     out, err = capsys.readouterr()
     assert "" == out
     assert [
-        "2 points",
+        "2 points to do",
         "best so far: eagle3 K=3 @ batch 4 1.25x",
         "[1/2] eagle3 K=3 @ batch 4, context 0, T=0: oom: no memory (about 0 s left)",
         "1 points done",
     ] == err.splitlines()
+
+
+def test_plain_progress_speaks_now_and_then_between_points(capsys: pytest.CaptureFixture[str]) -> None:
+    """Blocks are silent for 15 s, then one line tells the share done, the time left and what runs."""
+    clock = Clock()
+    progress = PlainProgress(Tally(90.0, clock), clock)
+
+    progress.started(1, 0)
+    progress.point_started(a_point(), 4)
+    for index, now_s in enumerate((10.0, 20.0, 30.0)):
+        clock.now_s = now_s
+        progress.block_done(a_point(), index)
+
+    assert capsys.readouterr().err.splitlines() == [
+        "1 points to do",
+        "50% done, about 20 s left: eagle3 K=3 @ batch 4, context 0, T=0, block 2 of 4",
+    ]
 
 
 def test_live_progress_table_shows_count_current_and_best() -> None:

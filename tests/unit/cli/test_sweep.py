@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import shutil
 import sys
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 
 import spectune as spectune_package
+from spectune.report import html
 from spectune.tune import sweep as tune_sweep
 
 FILES = {
@@ -235,6 +237,59 @@ def test_report_draws_the_page_again(spectune: Spectune, finished: Path) -> None
 
     assert (0, "report: copy/report.html\n") == (answer.code, answer.err)
     assert "<html" in (run / "report.html").read_text(encoding="utf-8")
+
+
+def test_report_of_a_run_that_may_only_be_read_is_written_here(
+    spectune: Spectune, finished: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run on a read-only disk, without its summary, still gets its page, in the working folder."""
+    shutil.copytree(finished, "kept/copy")
+    Path("kept/copy/summary.json").unlink()
+    real = html.write_report
+
+    def write(summary: Any, path: Path) -> None:
+        if Path("kept/copy").resolve() in path.resolve().parents:
+            raise OSError(errno.EROFS, "Read-only file system")
+        real(summary, path)
+
+    monkeypatch.setattr(html, "write_report", write)
+
+    answer = spectune("report", "kept/copy")
+
+    assert 0 == answer.code
+    assert answer.err == (
+        "note: kept/copy cannot be written to (Read-only file system)\nreport: copy-report.html\n"
+    )
+    assert "<html" in Path("copy-report.html").read_text(encoding="utf-8")
+
+
+def test_report_to_a_place_that_cannot_be_written_is_refused(spectune: Spectune, finished: Path) -> None:
+    """A page that was asked for somewhere goes nowhere else."""
+    Path("file").write_text("", encoding="utf-8")
+
+    answer = spectune("report", str(finished), "--output", "file/page.html")
+
+    assert 2 == answer.code
+    assert "error: file/page.html cannot be written" in answer.err
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        pytest.param("absent", "RUN absent does not exist", id="nothing-there"),
+        pytest.param("notes.txt", "RUN notes.txt is a file", id="a-file"),
+        pytest.param(".", "RUN . holds no manifest.json", id="another-folder"),
+    ],
+)
+def test_report_of_what_is_no_run_says_so(spectune: Spectune, name: str, words: str) -> None:
+    """The error names what was given and what to give."""
+    Path("notes.txt").write_text("", encoding="utf-8")
+
+    answer = spectune("report", name)
+
+    assert 2 == answer.code
+    assert words in answer.err
+    assert "hint: give the" in answer.err
 
 
 def test_policy_show_prints_a_row_for_each_cell(spectune: Spectune, finished: Path) -> None:

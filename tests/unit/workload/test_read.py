@@ -199,8 +199,7 @@ def test_load_workload_counts_every_dropped_row_with_its_reason(write: Write) ->
     )
     assert workload.num_rows == len(workload.dropped) + workload.num_filtered + workload.num_available
     assert workload.accounting == (
-        "traffic.jsonl: 100 prompts requested, 6 rows read, 3 dropped, "
-        "1 of other categories, 2 used, 0 repeated"
+        "traffic.jsonl: 2 of 6 prompts used (3 cannot be asked, 1 of other categories, 100 would be needed)"
     )
 
 
