@@ -21,7 +21,7 @@ from spectune.engine.step import Batch, Stopwatch, Turn, step
 from spectune.engine.target import Target
 from spectune.engine.tokenizer import Tokenizer
 from spectune.engine.verify import ForcedAcceptance
-from spectune.errors import UsageError
+from spectune.errors import InfeasibleConfig, UsageError
 from spectune.records import (
     BlockResult,
     Chooser,
@@ -79,6 +79,7 @@ class Engine:
         ids = eos_ids if eos_ids is not None else (tokenizer.eos_ids if tokenizer else ())
         self._eos_ids = frozenset(ids)
         self._cache: KVCache | None = None
+        self._room = 0  # columns past the longest text: most nodes that a round may verify
         self.margins: dict[str, list[float]] = {}
 
     @torch.inference_mode()
@@ -141,6 +142,11 @@ class Engine:
         names = [request.request_id for request in requests]
         if len(set(names)) != len(names):
             raise UsageError("two requests of one run share a request id")
+        for request in requests:
+            if not request.prompt_ids:
+                raise UsageError(f"request {request.request_id} has no prompt tokens")
+            if request.sampling.stop and self.tokenizer is None:
+                raise UsageError(f"request {request.request_id} has stop strings, the engine no tokenizer")
         longest = max((len(r.prompt_ids) + r.sampling.max_tokens for r in requests), default=1)
         limit = self.target.config.max_position_embeddings
         if longest > limit:
@@ -148,7 +154,8 @@ class Engine:
                 f"prompt and output need {longest} tokens, the target's context is {limit}",
                 hint="lower --max-tokens or --context",
             )
-        columns = _round_up(longest + max(16, config.num_draft_tokens), 64)
+        self._room = max(16, config.num_draft_tokens)
+        columns = _round_up(longest + self._room, 64)
         cache = self._cache
         if cache is None or cache.num_slots < self.batch_size or cache.max_len < columns:
             self._cache = None
@@ -254,6 +261,10 @@ class _Run:
     ) -> None:
         """One decode round of all running rows."""
         engine = self._engine
+        if config.num_draft_tokens > engine._room:
+            raise InfeasibleConfig(
+                f"{config.label} verifies {config.num_draft_tokens} tokens, room was made for {engine._room}"
+            )
         self.running.sort(key=lambda row: row.slot)
         rows = list(self.running)
         batch = self._batch(rows)

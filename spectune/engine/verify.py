@@ -70,23 +70,21 @@ def _verdict(tree: DraftTree, kept: Tensor, choices: Tensor) -> Verdict:
 
 
 def force(tree: DraftTree, choices: Tensor, counts: Sequence[int], vocab_size: int) -> Tensor:
-    """Choices [B, N] changed so that row b accepts counts[b] drafts along its first children."""
+    """Choices [B, N] changed so that row b accepts counts[b] drafts, down its first path so deep."""
     choices = choices.clone()
     for row, count in enumerate(counts):
-        node = 0
-        for depth in range(count + 1):
-            is_child = (tree.parents[row] == node) & tree.valid[row]
-            is_child[0] = False
-            children = is_child.nonzero().flatten().tolist()
-            if depth == count or not children:
-                taken = set(tree.tokens[row][children].tolist()) if children else set()
-                token = int(choices[row, node])
-                while token in taken:
-                    token = (token + 1) % vocab_size
-                choices[row, node] = token
-                break
-            choices[row, node] = tree.tokens[row, children[0]]
-            node = children[0]
+        tokens, parents = tree.tokens[row].tolist(), tree.parents[row].tolist()
+        valid = tree.valid[row].tolist()
+        deep_enough = (tree.depths[row] == count) & tree.valid[row]
+        node = int(deep_enough.nonzero()[0])
+        children = {tokens[i] for i in range(1, tree.num_nodes) if valid[i] and parents[i] == node}
+        token = int(choices[row, node])
+        while token in children:
+            token = (token + 1) % vocab_size
+        choices[row, node] = token
+        while node:
+            choices[row, parents[node]] = tokens[node]
+            node = parents[node]
     return choices
 
 

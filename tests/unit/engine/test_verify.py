@@ -484,9 +484,9 @@ def test_forced_count_is_bounded_by_the_draft() -> None:
 
 @pytest.mark.parametrize("count", [0, 1, 2])
 def test_force_accepts_exactly_the_asked_number(count: int) -> None:
-    """The first children are followed, and the token after them is none of the next children."""
-    drafts, _ = tensor_tree({2: {1: {}, 0: {}}, 0: {2: {}}}, 27)
-    choices = torch.tensor([(*row, 0, 1, 2) for row in itertools.product(range(3), repeat=3)])
+    """A path so deep is followed wherever it lies, and the token after it is none of its children."""
+    drafts, _ = tensor_tree({2: {}, 0: {1: {}, 2: {}}}, 27)
+    choices = torch.tensor([(*row, 0, 1) for row in itertools.product(range(3), repeat=3)])
 
     verdict = match(drafts, force(drafts, choices, [count] * 27, TOKENS))
 
