@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import functools
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from spectune.draft.eagle3 import Eagle3Drafter
 from spectune.draft.ngram import NgramDrafter
 from spectune.engine.scheduler import Engine
-from spectune.records import SpecConfig
+from spectune.engine.target import Target
+from spectune.records import Request, SpecConfig
 from tests.support.toys import CPU, cyclic_pair, ragged_requests, random_drafter, request, tiny_target
 
 CONFIGS = [
@@ -18,8 +23,10 @@ CONFIGS = [
     SpecConfig(method="eagle3", num_steps=3, topk=2, num_draft_tokens=8),
     SpecConfig(method="eagle3", num_steps=5, topk=4, num_draft_tokens=16),
     SpecConfig(method="eagle3", num_steps=5, topk=8, num_draft_tokens=32),
+    # deeper than it has nodes: some rows draft chains, others trees
+    SpecConfig(method="eagle3", num_steps=4, topk=2, num_draft_tokens=4),
 ]
-SAMPLINGS = {
+SAMPLINGS: dict[str, dict[str, Any]] = {
     "greedy": {},
     "warm": {"temperature": 0.7, "seed": 3},
     "hot-nucleus": {"temperature": 1.0, "top_p": 0.95, "seed": 4},
@@ -27,22 +34,42 @@ SAMPLINGS = {
 }
 
 
-@pytest.mark.parametrize("sampling", SAMPLINGS.values(), ids=SAMPLINGS)
+@pytest.fixture(scope="module")
+def drafted(tmp_path_factory: pytest.TempPathFactory) -> tuple[Target, Eagle3Drafter]:
+    """A random target and an untrained head for it."""
+    target = tiny_target()
+    return target, random_drafter(target, tmp_path_factory.mktemp("head"), 49)
+
+
+@functools.cache
+def plain_texts(target: Target, sampling: str) -> list[tuple[int, ...]]:
+    """Texts of plain decoding, one at a time; the batch does not change them, which is tested below."""
+    records = Engine(target, batch_size=1, eos_ids=[2]).generate(asks(sampling)).requests
+    return [record.output_ids for record in records]
+
+
+def asks(sampling: str) -> list[Request]:
+    """Nine ragged requests: some slots are used again, whatever their number."""
+    return [
+        replace(ask, sampling=replace(ask.sampling, max_tokens=ask.sampling.max_tokens // 2))
+        for ask in ragged_requests(9, 97, **SAMPLINGS[sampling])
+    ]
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS)
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda config: config.label)
-@pytest.mark.parametrize("batch_size", [1, 3, 8])
+@pytest.mark.parametrize(("batch_size", "count"), [(1, 2), (3, 5), (8, 9)], ids=["alone", "three", "eight"])
 def test_engine_with_untrained_head_emits_plain_text(
-    tmp_path: Path, config: SpecConfig, sampling: dict[str, float], batch_size: int
+    drafted: tuple[Target, Eagle3Drafter], config: SpecConfig, sampling: str, batch_size: int, count: int
 ) -> None:
     """Whatever the head drafts, the text is the one of plain decoding under the same seed."""
-    target = tiny_target()
-    requests = ragged_requests(9, 97, **sampling)
-    plain = Engine(target, batch_size=batch_size, eos_ids=[2]).generate(requests)
-    engine = Engine(target, batch_size=batch_size, eos_ids=[2], drafter=random_drafter(target, tmp_path, 49))
+    target, drafter = drafted
+    engine = Engine(target, batch_size=batch_size, eos_ids=[2], drafter=drafter)
 
-    result = engine.generate(requests, config)
+    result = engine.generate(asks(sampling)[:count], config)
 
-    assert [r.output_ids for r in plain.requests] == [r.output_ids for r in result.requests]
-    assert [None] * 9 == [r.broken_identity() for r in result.requests]
+    assert plain_texts(target, sampling)[:count] == [r.output_ids for r in result.requests]
+    assert [None] * count == [r.broken_identity() for r in result.requests]
     assert {config.num_draft_tokens - 1} == {s.num_verified for r in result.requests for s in r.steps}
 
 
@@ -60,6 +87,20 @@ def test_engine_with_partly_right_head_emits_plain_text(config: SpecConfig, batc
     accepted = {s.num_accepted for r in result.requests for s in r.steps}
     assert [r.output_ids for r in plain.requests] == [r.output_ids for r in result.requests]
     assert {0, 1} <= accepted
+
+
+@pytest.mark.parametrize("config", CONFIGS[-3:], ids=lambda config: config.label)
+def test_engine_rows_of_different_settings_keep_their_own_text(
+    drafted: tuple[Target, Eagle3Drafter], config: SpecConfig
+) -> None:
+    """Greedy and sampled rows in one batch write what each writes alone."""
+    target, drafter = drafted
+    mixed = [asks(name)[index] for index, name in enumerate([*SAMPLINGS, *SAMPLINGS])]
+    alone = [Engine(target, eos_ids=[2]).generate([ask]).requests[0].output_ids for ask in mixed]
+
+    result = Engine(target, batch_size=4, eos_ids=[2], drafter=drafter).generate(mixed, config)
+
+    assert alone == [r.output_ids for r in result.requests]
 
 
 def test_engine_plain_text_is_independent_of_batch_and_order() -> None:
