@@ -87,11 +87,12 @@ class ReferenceBackend:
         return [Launch(points=tuple(points))] if points else []
 
     def open(self, launch: Launch) -> AbstractContextManager[Session]:
-        return self._open()
+        return self._open(launch)
 
     @contextmanager
-    def _open(self) -> Iterator[Session]:
-        if self._draft_model is not None:
+    def _open(self, launch: Launch) -> Iterator[Session]:
+        asked = any(point.config.method == Method.EAGLE3 for point in launch.points)
+        if asked or self._draft_model is not None:
             self.drafter(Method.EAGLE3)  # a wrong head stops here, before anything is measured
         yield _ReferenceSession(self)
 
@@ -203,10 +204,11 @@ class ReferenceBackend:
 
     def engine(self, config: SpecConfig, batch_size: int) -> Engine:
         """An engine of `batch_size` slots with the drafter that `config` needs."""
+        drafter = self.drafter(config.method)  # before the target: a missing head costs no loading
         return Engine(
             self.target,
             self.tokenizer,
-            drafter=self.drafter(config.method),
+            drafter=drafter,
             batch_size=batch_size,
             prefill_chunk=self._prefill_chunk,
         )

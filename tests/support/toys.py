@@ -61,6 +61,21 @@ def tiny_weights(
     return config, weights
 
 
+def save_target(folder: Path, **changes: Any) -> Path:
+    """A random target as a Hugging Face directory; its tokens are 2 special ones and printable ASCII."""
+    import tokenizers
+
+    data = tiny_config(**changes)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(data), encoding="utf-8")
+    save_file(tiny_weights(**changes)[1], folder / "model.safetensors")
+    vocab = {"<pad>": 0, "<s>": 1} | {chr(code): code - 30 for code in range(32, 127)}
+    backend = tokenizers.Tokenizer(tokenizers.models.BPE(vocab=vocab, merges=[]))
+    backend.decoder = tokenizers.decoders.Fuse()
+    backend.save(str(folder / "tokenizer.json"))
+    return folder
+
+
 def target_shapes(config: TargetConfig) -> dict[str, tuple[int, ...]]:
     """Hugging Face names and shapes of a tied Llama without biases."""
     hidden, inner = config.hidden_size, config.intermediate_size
