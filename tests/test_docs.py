@@ -13,7 +13,8 @@ import typer
 from spectune.cli.app import app
 from spectune.cli.docs import example_of, walk, with_table
 
-README = Path(__file__).parent.parent.joinpath("README.md").read_text(encoding="utf-8")
+ROOT = Path(__file__).parent.parent
+README = ROOT.joinpath("README.md").read_text(encoding="utf-8")
 COMMANDS = dict(walk())
 SHELL_BLOCKS = re.findall(r"```sh\n(.*?)```", README, flags=re.DOTALL)
 COMMAND_LINES = [
@@ -35,6 +36,34 @@ def parse(command_line: str) -> None:
         if not hasattr(command, "commands"):
             return
         _, command, words = command.resolve_command(context, [*context._protected_args, *context.args])
+
+
+def flags_of_all_commands() -> set[str]:
+    """Every flag that some command takes."""
+    commands: list[Any] = [typer.main.get_command(app)]
+    flags = {"--help"}
+    while commands:
+        command = commands.pop()
+        commands += getattr(command, "commands", {}).values()
+        for parameter in command.params:
+            flags |= {*parameter.opts, *parameter.secondary_opts}
+    return flags
+
+
+@pytest.mark.parametrize(
+    "stage", ["tune", "measure", "backend", "workload", "engine", "draft", "train", "store"]
+)
+def test_flags_named_below_the_command_line_exist(stage: str) -> None:
+    """An error that tells the user to change a flag names one that there is."""
+    words = {
+        flag
+        for file in (ROOT / "spectune" / stage).rglob("*.py")
+        for line in file.read_text(encoding="utf-8").splitlines()
+        if "pip" not in line
+        for flag in re.findall(r"(?<![\w-])--[a-z][a-z-]+", line)
+    }
+
+    assert set() == words - flags_of_all_commands()
 
 
 def test_readme_has_commands_to_check() -> None:

@@ -134,14 +134,18 @@ def show_plan(options: SweepOptions, *, as_json: bool) -> int:
 def plan_lines(plan: SweepPlan) -> list[str]:
     """What a sweep is going to do, for people."""
     labels = ", ".join(config.label for config in plan.configs)
+    pruned: dict[str, list[str]] = {}
+    for label, reason in plan.pruned:
+        pruned.setdefault(reason, []).append(label)
+    runs = f" x {plan.repeats} runs" if plan.repeats > 1 else ""
     trees = "; D, k, N: a tree of depth D, k children a node, N tokens verified"
     return [
         f"arms: {labels}",
         f"(K: a chain of K drafts{trees if any(config.is_tree for config in plan.configs) else ''})",
         f"cells: {'; '.join(cell.label for cell in plan.cells)}",
-        f"{len(plan.points)} points ({len(plan.configs)} arms x {len(plan.cells)} cells x {plan.repeats} runs), "
+        f"{len(plan.points)} points ({len(plan.configs)} arms x {len(plan.cells)} cells{runs}), "
         f"{plan.num_requests} requests of at most {plan.sampling.max_tokens} tokens",
-        *(f"pruned: {label}: {reason}" for label, reason in plan.pruned),
+        *(f"pruned: {', '.join(names)}: {reason}" for reason, names in pruned.items()),
     ]
 
 

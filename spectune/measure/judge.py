@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from spectune.metrics.latency import is_success
+from spectune.metrics.latency import MIN_SUCCESS_RATE, is_success
 from spectune.metrics.throughput import reached_batch
 from spectune.records import BlockResult, Point, PointOutcome, RequestRecord, RoundRecord, Status
-
-MIN_SUCCESS_RATE = 0.99
 
 
 def judge_point(point: Point, blocks: Mapping[int, BlockResult]) -> PointOutcome:

@@ -11,6 +11,9 @@ from itertools import pairwise
 
 from spectune.records import RequestRecord
 
+MIN_SUCCESS_RATE = 0.99
+"""Below it a point has no latency: what failed might have been the slow part."""
+
 
 def is_success(request: RequestRecord) -> bool:
     """No error, at least one output token, and a finish: an empty or truncated answer is a failure."""

@@ -27,7 +27,6 @@ from spectune.records import (
 from spectune.theory import roofline
 
 ALL = "all"
-MIN_SUCCESS_RATE = 0.99
 BlockKey = tuple[int, int]
 """(repeat, block index)"""
 
@@ -168,11 +167,11 @@ def _status(
     rate = lat.success_rate(requests)
     if rate is None:
         return Status.FAILED, "no requests were stored"
-    if rate < MIN_SUCCESS_RATE:
+    if rate < lat.MIN_SUCCESS_RATE:
         succeeded = sum(map(lat.is_success, requests))
         first = next((request.error for request in requests if request.error), "no answer")
         return Status.FAILED, (
-            f"{succeeded} of {len(requests)} requests succeeded, below {MIN_SUCCESS_RATE:.0%}; first: {first}"
+            f"{succeeded} of {len(requests)} requests succeeded, below {lat.MIN_SUCCESS_RATE:.0%}; first: {first}"
         )
     broken = [(request, why) for request in requests if (why := request.broken_identity()) is not None]
     if broken:

@@ -202,6 +202,22 @@ def test_sweep_unexpected_failure_leaves_the_traceback_in_the_run(
     assert Path("run/points.jsonl").is_file()
 
 
+def test_sweep_of_which_every_point_failed_still_leaves_a_report(
+    spectune: Spectune, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing usable is exit 1 with a page that leads with the failures and strict JSON beside it."""
+    monkeypatch.setattr("spectune.backend.simulated.SimulatedBackend.failure", lambda self, point: "engine")
+
+    answer = spectune(*TINY, "--output-dir", "run")
+
+    page = Path("run/report.html").read_text(encoding="utf-8")
+    summary = json.loads(Path("run/summary.json").read_text(encoding="utf-8"))
+    assert 1 == answer.code
+    assert "no data" == summary["outcome"]
+    assert 3 == len(summary["failures"])
+    assert "No verdict: nothing could be measured." in page
+
+
 def test_sweep_eagle3_without_a_head_is_refused_before_anything_runs(spectune: Spectune) -> None:
     """eagle3 on an own target needs a head: the error comes before any model is loaded."""
     answer = spectune("sweep", "--model", "somewhere", "--method", "eagle3", "--output-dir", "run")
