@@ -1,0 +1,89 @@
+"""What an engine says about itself, and the protocols that join the stacks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Protocol, runtime_checkable
+
+from spectune.records.config import OPTION, SpecConfig
+from spectune.records.point import BlockResult, Point, PointOutcome
+from spectune.records.request import Prompt, Request
+
+Clock = Callable[[], float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Capabilities:
+    """What a backend can do; the sweep asks before it plans."""
+
+    name: str
+    methods: tuple[str, ...]
+    has_trees: bool
+    has_rounds: bool
+    is_simulated: bool = False
+    max_batch_size: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launch:
+    """One engine start that serves one or more points. Attaching starts nothing."""
+
+    points: tuple[Point, ...]
+    settings: tuple[tuple[str, OPTION], ...] = ()
+    attach_url: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fingerprint:
+    """Everything that must be equal for two runs to be comparable."""
+
+    backend: str
+    engine_version: str
+    target: str
+    draft: str | None
+    device: str
+    dtype: str
+    threads: int
+    settings: dict[str, OPTION] = field(default_factory=dict)
+    is_simulated: bool = False
+    weight_bytes: int | None = None
+    draft_weight_bytes: int | None = None
+    kv_bytes_per_token: int | None = None
+    read_bandwidth_bytes_per_s: float | None = None
+
+
+class Session(Protocol):
+    """An open engine. `run` decodes one block of requests at the point's batch size."""
+
+    def run(self, point: Point, requests: Sequence[Request]) -> BlockResult: ...
+
+
+@runtime_checkable
+class Backend(Protocol):
+    """One door to every engine."""
+
+    def capabilities(self) -> Capabilities: ...
+
+    def plan(self, points: Sequence[Point]) -> list[Launch]: ...
+
+    def open(self, launch: Launch) -> AbstractContextManager[Session]: ...
+
+    def fingerprint(self) -> Fingerprint: ...
+
+    def encode(self, prompt: Prompt, context_text: str, context_tokens: int) -> tuple[int, ...]:
+        """Token ids of the prompt under the chat template, `context_tokens` of text before it."""
+        ...
+
+
+class Chooser(Protocol):
+    """Picks the configuration of the next round."""
+
+    def choose(self, *, batch_size: int, context_tokens: int, acceptance_ema: float | None) -> SpecConfig: ...
+
+
+class Measure(Protocol):
+    """Runs arms and returns their results; handed to the pure stack by cli/."""
+
+    def __call__(self, points: Sequence[Point]) -> Iterator[tuple[PointOutcome, BlockResult]]: ...

@@ -1,0 +1,118 @@
+"""What is run, saved and resumed: cell, point, block, and what became of it."""
+
+from __future__ import annotations
+
+import enum
+import hashlib
+import json
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from spectune.records.config import SpecConfig
+from spectune.records.request import RequestRecord, RoundRecord, Sampling
+
+
+class Status(enum.StrEnum):
+    """What became of a point (design rule: every outcome has one)."""
+
+    OK = "ok"
+    FAILED = "failed"
+    INFEASIBLE = "infeasible"
+    OOM = "oom"
+    CAPPED = "capped"
+    SUSPECT = "suspect"
+    INCONCLUSIVE = "inconclusive"
+    NOT_COMPARABLE = "not_comparable"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cell:
+    """The conditions that all arms of a comparison share."""
+
+    batch_size: int
+    context_tokens: int
+    temperature: float
+
+    @property
+    def label(self) -> str:
+        return f"batch {self.batch_size}, context {self.context_tokens}, T={self.temperature:g}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Point:
+    """One arm in one cell in one repeat: the unit that is run, saved and resumed."""
+
+    config: SpecConfig
+    cell: Cell
+    workload_hash: str
+    sampling: Sampling
+    repeat: int = 0
+
+    @property
+    def canonical(self) -> dict[str, Any]:
+        return {
+            "config": self.config.to_dict(),
+            "cell": asdict(self.cell),
+            "workload_hash": self.workload_hash,
+            "sampling": asdict(self.sampling),
+            "repeat": self.repeat,
+        }
+
+    @property
+    def point_id(self) -> str:
+        """Hash of the canonical point, 16 hex digits."""
+        text = json.dumps(self.canonical, sort_keys=True, default=list)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    @property
+    def label(self) -> str:
+        return f"{self.config.label} @ {self.cell.label}"
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> Point:
+        sampling = {**data["sampling"], "stop": tuple(data["sampling"]["stop"])}
+        return cls(
+            config=SpecConfig.from_dict(data["config"]),
+            cell=Cell(**data["cell"]),
+            workload_hash=data["workload_hash"],
+            sampling=Sampling(**sampling),
+            repeat=data["repeat"],
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PointOutcome:
+    """The line of points.jsonl: what became of a point and why."""
+
+    point: Point
+    status: Status
+    reason: str | None = None
+    num_requests: int = 0
+    num_failed: int = 0
+    reached_batch: float | None = None
+    peak_memory_bytes: int | None = None
+    duration_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockResult:
+    """What a backend returns for one block of requests of one arm."""
+
+    requests: tuple[RequestRecord, ...]
+    rounds: tuple[RoundRecord, ...]
+    duration_s: float
+    peak_memory_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundTimes:
+    """Calibrated seconds of one decode round of an arm in a cell (medians, other prompts)."""
+
+    draft_s: float
+    verify_s: float
+    other_s: float
+    num_rounds: int
+
+    @property
+    def total_s(self) -> float:
+        return self.draft_s + self.verify_s + self.other_s

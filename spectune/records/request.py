@@ -1,0 +1,162 @@
+"""What is asked and what happened to it: prompt, request, step, round."""
+
+from __future__ import annotations
+
+import enum
+import hashlib
+import json
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampling:
+    """How the target's distribution is warped and when a request ends."""
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    seed: int = 0
+    max_tokens: int = 128
+    stop: tuple[str, ...] = ()
+    ignore_eos: bool = False
+
+    @property
+    def is_greedy(self) -> bool:
+        return self.temperature == 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prompt:
+    """One workload row. `turns` are the user's turns, run as a conversation."""
+
+    prompt_id: str
+    category: str
+    turns: tuple[str, ...]
+    system: str | None = None
+    max_tokens: int | None = None
+
+    @property
+    def digest(self) -> str:
+        return hashlib.sha256(
+            json.dumps([self.system, list(self.turns)], ensure_ascii=False).encode()
+        ).hexdigest()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """One prompt made ready for an engine: token ids with the chat template applied.
+
+    `request_id` names the prompt and its sample number, never its arrival order, so that seeded
+    sampling does not depend on scheduling.
+    """
+
+    request_id: str
+    prompt_ids: tuple[int, ...]
+    category: str
+    sampling: Sampling
+    prompt_text: str = ""
+
+
+class Cut(enum.StrEnum):
+    """Why fewer tokens were emitted than accepted + 1."""
+
+    EOS = "eos"
+    STOP = "stop"
+    LENGTH = "length"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepRecord:
+    """One verification of one sequence after its first token (off steps included).
+
+    `num_verified` counts the drafted tokens that the target really scored (the root excluded);
+    `num_proposed` those that were drafted, discarded ones included.
+    """
+
+    num_proposed: int
+    num_verified: int
+    num_accepted: int
+    num_emitted: int
+    cut: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.num_accepted > self.num_verified or self.num_verified > self.num_proposed:
+            raise ValueError(f"accepted <= verified <= proposed is broken: {self}")
+        full = self.num_accepted + 1
+        if self.cut is None and self.num_emitted != full:
+            raise ValueError(f"an uncut step emits accepted + 1: {self}")
+        if self.cut is not None and not 1 <= self.num_emitted <= full:
+            raise ValueError(f"a cut step emits between 1 and accepted + 1: {self}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundRecord:
+    """One turn of the whole batch. The prefill of a new slot is a round of its own."""
+
+    kind: str  # "prefill" or "decode"
+    batch_size: int
+    kv_tokens: int
+    config: str  # SpecConfig.label
+    start_s: float
+    draft_s: float
+    verify_s: float
+    other_s: float
+    num_emitted: int = 0
+
+    @property
+    def total_s(self) -> float:
+        return self.draft_s + self.verify_s + self.other_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestRecord:
+    """What happened to one request. A failed request carries `error` and no latency.
+
+    `arrival_s` is when the request was handed to a free slot (closed loop) or sent; times are
+    seconds on one clock per run. `chunk_s` are the arrival times of output chunks: a chunk may hold
+    several tokens.
+    """
+
+    request_id: str
+    category: str
+    num_prompt_tokens: int
+    output_ids: tuple[int, ...]
+    arrival_s: float
+    first_token_s: float | None
+    finish_s: float | None
+    finish_reason: str | None
+    chunk_s: tuple[float, ...] = ()
+    steps: tuple[StepRecord, ...] = ()
+    error: str | None = None
+
+    @property
+    def num_output_tokens(self) -> int:
+        return len(self.output_ids)
+
+    @property
+    def ttft_s(self) -> float | None:
+        return None if self.first_token_s is None else self.first_token_s - self.arrival_s
+
+    @property
+    def e2e_s(self) -> float | None:
+        return None if self.finish_s is None else self.finish_s - self.arrival_s
+
+    @property
+    def tpot_s(self) -> float | None:
+        """(e2e - ttft) / (output tokens - 1); None for fewer than two tokens."""
+        if self.first_token_s is None or self.finish_s is None or self.num_output_tokens < 2:
+            return None
+        return (self.finish_s - self.first_token_s) / (self.num_output_tokens - 1)
+
+    def broken_identity(self) -> str | None:
+        """Name of the counting identity that this record breaks, or None.
+
+        output_tokens = 1 + Σ num_emitted.
+        """
+        if self.error is not None:
+            return None
+        emitted = 1 + sum(step.num_emitted for step in self.steps)
+        if emitted != self.num_output_tokens:
+            return f"output_tokens {self.num_output_tokens} != 1 + emitted {emitted - 1}"
+        return None
