@@ -85,7 +85,7 @@ def pool_paths(pool: DraftPool, row: int) -> list[tuple[int, ...]]:
     """The text of each candidate of a row."""
     paths: list[tuple[int, ...]] = []
     for token, parent in zip(pool.tokens[row].tolist(), pool.parents[row].tolist(), strict=True):
-        paths.append(((paths[parent] if parent >= 0 else ()) + (token,)))
+        paths.append((paths[parent] if parent >= 0 else ()) + (token,))
     return paths
 
 
