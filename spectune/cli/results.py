@@ -59,6 +59,8 @@ def show_results(summary: RunSummary, page: Path, *, as_json: bool) -> None:
     else:
         print_verdict(summary)
     say_head(summary)
+    if summary.policy is not None:
+        say(f"policy: {page.with_name(POLICY_FILE)}; commands for vLLM and SGLang: in the report")
     say(f"report: {page}")
 
 

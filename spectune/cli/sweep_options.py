@@ -25,7 +25,8 @@ class SweepOptions:
         "--draft-model",
         "--speculative-draft-model-path",
         section="model",
-        help="Directory of the EAGLE-3 head; the default target has one built in.",
+        help="Directory of the EAGLE-3 head, or the name of one that comes with spectune "
+        "(default for the default target: smollm2-135m-eagle3).",
     )
     load_format: str = setting(
         "auto",

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 def print_verdict(summary: RunSummary) -> None:
     """Decision per cell, then the verdict in words."""
+    from spectune.policy.verdict import place_names
+
     if summary.is_simulated:
         print("SIMULATED: declared costs and acceptance, nothing was measured")
     rows = [_decision_row(item) for item in summary.cells]
@@ -26,8 +28,9 @@ def print_verdict(summary: RunSummary) -> None:
             "speedup: time per token of plain decoding (off) / of what to run; AL: acceptance length, tokens "
             "a step; ms/token: of a sequence while the batch is full"
         )
+    places = place_names([item.cell for item in summary.cells])
     for item in summary.cells:
-        _print_wrapped(f"why at batch {item.cell.batch_size}: {item.decision.reason}")
+        _print_wrapped(f"why at {places[item.cell]}: {item.decision.reason}")
     print()
     _print_wrapped(summary.verdict)
     for caution in summary.cautions:

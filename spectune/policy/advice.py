@@ -125,17 +125,20 @@ def _longer(cell: CellComparison) -> Iterator[str]:
 def _shorter(cell: CellComparison) -> Iterator[str]:
     """The rule "below 3 take K 3 to 4", held against the measured optimum."""
     leader = _leader(cell)
-    length = None if leader is None else _length(leader)
-    if leader is None or length is None or not leader.config.is_chain or length >= SHORT_LENGTH:
+    if leader is None or not leader.config.is_chain:
         return
-    deeper = [arm for arm in _candidates(cell) if arm.config.is_chain and arm.config.num_steps > 4]
-    if not deeper:
+    chains = [
+        arm for arm in _candidates(cell) if arm.config.is_chain and arm.config.method == leader.config.method
+    ]
+    deepest = max(chains, key=lambda arm: arm.config.num_steps, default=leader)
+    length, depth = _length(deepest), leader.config.num_steps
+    # A short chain cannot accept much: only one deeper than the rule's 4 says how long acceptance is.
+    if deepest.config.num_steps <= 4 or length is None or length >= SHORT_LENGTH:
         return
-    depth = leader.config.num_steps
     agrees = "agrees with" if 3 <= depth <= 4 else "contradicts"
     yield (
-        f"Acceptance length {length:.2f} is below {SHORT_LENGTH:g}; the measured best depth at {cell.cell.label} is "
-        f"{depth}, which {agrees} the rule of 3 to 4."
+        f"{deepest.config.label} accepts {length:.2f} tokens a step at {cell.cell.label}, below {SHORT_LENGTH:g}; "
+        f"the best depth there is {depth}, which {agrees} the rule of 3 to 4."
     )
 
 

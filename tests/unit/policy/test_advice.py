@@ -93,6 +93,18 @@ def test_advice_compares_tree_and_chain_at_equal_verified_tokens(make):
     assert "accepts 2.70 at 1.50x, the chain eagle3 K=5 2.40 at 1.30x" in text
 
 
+def test_advice_on_the_rule_for_short_acceptance_looks_at_a_deep_chain(make):
+    """A chain of one cannot accept 3 tokens a step; one of five that accepts 1.9 shows that acceptance is
+    short, and the best depth of 1 contradicts the rule."""
+    shallow = make.arm(make.chain(1), 1.25, length=1.47)
+
+    assert "rule of 3 to 4" not in advice_of(make, shallow)
+    assert (
+        "eagle3 K=5 accepts 1.90 tokens a step at batch 1, below 3; the best depth there is 1, which contradicts"
+        in advice_of(make, shallow, make.arm(make.chain(5), 1.05, length=1.9))
+    )
+
+
 def test_advice_on_categories_needs_more_than_a_few_requests(make):
     """Three requests a category rank nothing; four do."""
 
