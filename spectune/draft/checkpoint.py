@@ -65,9 +65,10 @@ class HeadConfig:
         rope = data.get("rope_parameters") or data.get("rope_scaling") or {}
         scaling = rope if rope.get("rope_type", rope.get("type", "default")) != "default" else None
         heads = data["num_attention_heads"]
-        # the top-level key is the one that every engine reads
+        # top level: layers run before the capture (vLLM). Nested alone: the layer captured after
+        # (SGLang, SpecForge), one lower for the same stream
         nested = (data.get("eagle_config") or {}).get("eagle_aux_hidden_state_layer_ids")
-        aux = data.get("eagle_aux_hidden_state_layer_ids", nested)
+        aux = data.get("eagle_aux_hidden_state_layer_ids", nested and [layer + 1 for layer in nested])
         return cls(
             hidden_size=data["hidden_size"],
             num_heads=heads,

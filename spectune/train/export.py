@@ -45,9 +45,11 @@ def head_config_json(head: Eagle3Head, target: TargetConfig, provenance: dict[st
         "eos_token_id": eos[0] if len(eos) == 1 else eos,
         "torch_dtype": "bfloat16",
         "eagle_aux_hidden_state_layer_ids": list(config.aux_layer_ids),
+        # vLLM reads the list above: layers run before the capture. SGLang reads the one below and
+        # captures after the layer it names, so the same streams have ids one lower there.
         "eagle_config": {
             "use_aux_hidden_state": True,
-            "eagle_aux_hidden_state_layer_ids": list(config.aux_layer_ids),
+            "eagle_aux_hidden_state_layer_ids": [layer - 1 for layer in config.aux_layer_ids],
         },
         "spectune": provenance,
     }

@@ -234,15 +234,19 @@ def test_other_hidden_size_is_refused(key: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "ids", [[2, 4, 8], [-1, 2, 4], [2, 2, 4], [2, 4], [1, 2, 3, 4]], ids=lambda ids: str(ids)
+    "ids", [[2, 4, 8], [-2, 2, 4], [2, 2, 4], [2, 4], [1, 2, 3, 4]], ids=lambda ids: str(ids)
 )
 @pytest.mark.parametrize("place", ["top", "nested"])
 def test_aux_layer_ids_that_the_target_lacks_are_refused(ids: list[int], place: str, tmp_path: Path) -> None:
-    """Three different ids below the number of layers are needed, wherever config.json has them."""
+    """Three different ids below the number of layers are needed, wherever config.json has them.
+
+    Nested ids name the layer that the capture follows, one lower than the count of layers before it.
+    """
+    read = ids if place == "top" else [layer + 1 for layer in ids]
     key = {"eagle_aux_hidden_state_layer_ids": ids}
     error = refusal(tmp_path, **(key if place == "top" else {"eagle_config": key}))
 
-    assert f"{ids}: need three different ids in 0..7" in error.message
+    assert f"{read}: need three different ids in 0..7" in error.message
 
 
 def test_aux_layer_ids_at_the_top_win_over_nested_ones(tmp_path: Path) -> None:

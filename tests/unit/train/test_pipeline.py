@@ -309,5 +309,6 @@ def test_export_head_round_trips_through_the_engine_loader(
     written = json.loads((path / "config.json").read_text())
     assert written["architectures"] == ["LlamaForCausalLMEagle3"]
     assert written["tie_word_embeddings"] is False
-    assert written["eagle_config"]["eagle_aux_hidden_state_layer_ids"] == [2, 4, 5]
+    assert written["eagle_aux_hidden_state_layer_ids"] == [2, 4, 5]
+    assert written["eagle_config"]["eagle_aux_hidden_state_layer_ids"] == [1, 3, 4]
     assert written["spectune"] == {"target": "toy"}
