@@ -30,6 +30,7 @@ from spectune.records import (
     BlockResult,
     Capabilities,
     Fingerprint,
+    Gap,
     Launch,
     Method,
     Point,
@@ -38,6 +39,9 @@ from spectune.records import (
     Session,
     SpecConfig,
 )
+
+# What rounding may turn over: a few steps of the format at the size of a top logit (16 to 32).
+_NEAR_TIE = {torch.float32: 1e-3, torch.float16: 0.1, torch.bfloat16: 0.5}
 
 _CONTEXT_FRAME = "Read this text first.\n\n{context}\n\n{prompt}"
 
@@ -165,7 +169,7 @@ class ReferenceBackend:
     @functools.cached_property
     def _read_bandwidth_bytes_per_s(self) -> float:
         """Measured once: it takes a while, and it must not change within a run."""
-        return read_bandwidth_bytes_per_s(self.target.device)
+        return read_bandwidth_bytes_per_s(self.target.device, self.target.weight_bytes)
 
     @functools.cached_property
     def target(self) -> Target:
@@ -229,6 +233,15 @@ class _ReferenceSession:
         if key not in self._engines:
             self._engines[key] = self._backend.engine(config, batch_size)
         return self._engines[key].generate(requests, config)
+
+    def gap(self, request: Request, output_ids: Sequence[int], index: int) -> Gap | None:
+        if index < 1:
+            return None  # the first token comes from prefill, which no arm changes
+        engine = self._backend.engine(SpecConfig.off(), 1)
+        text: dict[str, Sequence[int]] = {request.request_id: output_ids[: index + 1]}
+        engine.generate([request], forced_text=text, wants_margins=True)
+        value = engine.margins[request.request_id][index - 1]
+        return Gap(value=value, tolerance=_NEAR_TIE[self._backend.target.dtype])
 
 
 def _device_name(device: torch.device) -> str:

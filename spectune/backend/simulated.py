@@ -22,6 +22,7 @@ from spectune.records import (
     Capabilities,
     Cut,
     Fingerprint,
+    Gap,
     Launch,
     Method,
     Point,
@@ -130,6 +131,10 @@ class _SimulatedSession:
     def __init__(self, backend: SimulatedBackend) -> None:
         self._backend = backend
         self._now_s = 0.0
+
+    def gap(self, request: Request, output_ids: Sequence[int], index: int) -> Gap | None:
+        """Simulated tokens have no logits."""
+        return None
 
     def run(self, point: Point, requests: Sequence[Request]) -> BlockResult:
         failure = self._backend.failure(point)

@@ -19,6 +19,8 @@ TOKEN_S = 0.025
 TOKEN_PER_SEQUENCE_S = 0.0018
 # Loading the target and the head.
 START_S = 15.0
+# Tokens that n-gram lookup matches; written out because engines have other defaults.
+NGRAM_WINDOW = {"prompt_lookup_max": 5, "prompt_lookup_min": 1}
 
 
 def read_workload(options: SweepOptions) -> Workload:
@@ -103,6 +105,7 @@ def plan_of(options: SweepOptions, workload: Workload, backend: Backend) -> Swee
         options.num_tokens,
         options.topk,
         options.num_draft_tokens,
+        options={"ngram": NGRAM_WINDOW},
         draft_model=head_of(options),
     )
     return plan_sweep(

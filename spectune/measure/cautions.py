@@ -7,6 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from spectune.measure.divergence import Divergence
 from spectune.metrics.acceptance import acceptance_length, pooled_steps
 from spectune.metrics.latency import is_success
 from spectune.records import BlockResult, Point, Prompt, RoundRecord
@@ -35,15 +36,15 @@ class Caution:
 
 
 def point_cautions(
-    point: Point, blocks: Mapping[int, BlockResult], off: Mapping[int, BlockResult] | None = None
+    point: Point, blocks: Mapping[int, BlockResult], divergence: Divergence | None = None
 ) -> tuple[Caution, ...]:
-    """Doubts about one point; `off` are the blocks of plain decoding on the same requests."""
+    """Doubts about one point; `divergence` is how its outputs differ from plain decoding."""
     found = (
         _drift(point, blocks),
         _few_rounds(point, blocks),
         _some_failed(blocks),
         _ineffective(point, blocks),
-        _output_differs(blocks, off) if off is not None and not point.config.is_off else None,
+        None if divergence is None else Caution(doubt=Doubt.OUTPUT_DIFFERS, text=divergence.text),
     )
     return tuple(caution for caution in found if caution is not None)
 
@@ -128,35 +129,6 @@ def _ineffective(point: Point, blocks: Mapping[int, BlockResult]) -> Caution | N
         text=f"acceptance length {length:.2f}: the draft is hardly ever accepted, "
         "check that draft and target belong together",
     )
-
-
-def _output_differs(blocks: Mapping[int, BlockResult], off: Mapping[int, BlockResult]) -> Caution | None:
-    """Requests that both arms finished and that do not say the same."""
-    plain = {
-        request.request_id: request.output_ids
-        for block in off.values()
-        for request in block.requests
-        if is_success(request)
-    }
-    shared = [
-        (request.output_ids, plain[request.request_id])
-        for block in blocks.values()
-        for request in block.requests
-        if is_success(request) and request.request_id in plain
-    ]
-    differing = [_first_difference(ours, theirs) for ours, theirs in shared if ours != theirs]
-    if not differing:
-        return None
-    return Caution(
-        doubt=Doubt.OUTPUT_DIFFERS,
-        text=f"{len(differing)} of {len(shared)} outputs differ from plain decoding, the earliest at "
-        f"token {min(differing)}: near ties under rounding, or a lossy engine",
-    )
-
-
-def _first_difference(ours: Sequence[int], theirs: Sequence[int]) -> int:
-    pairs = enumerate(zip(ours, theirs, strict=False))
-    return next((i for i, (a, b) in pairs if a != b), min(len(ours), len(theirs)))
 
 
 def _ordered(blocks: Mapping[int, BlockResult]) -> list[BlockResult]:

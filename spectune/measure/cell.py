@@ -5,21 +5,27 @@ Every block is on disk before the next one starts; a failed arm leaves the cell,
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from spectune.errors import StoreError, UsageError
 from spectune.measure.calibrate import round_times
 from spectune.measure.cautions import point_cautions
+from spectune.measure.divergence import find_divergence
 from spectune.measure.door import Door, Failed, explain_failure
 from spectune.measure.judge import judge_point
 from spectune.measure.progress import SweepProgress
 from spectune.measure.requests import Block
 from spectune.metrics.throughput import round_tpot
-from spectune.records import BlockResult, Cell, Point, PointOutcome, SpecConfig, Status
+from spectune.records import BlockResult, Cell, Gap, Point, PointOutcome, Request, SpecConfig, Status
 from spectune.store import RunStore
 
 Blocks = dict[int, BlockResult]
+
+LATE_TEXT = (
+    "measured in a later start than the plain decoding it is compared with: the difference between "
+    "the starts is not in the interval"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +66,7 @@ class CellRun:
     best: Best = field(default_factory=Best)
     _warm: dict[SpecConfig, int] = field(default_factory=dict)
     _failed: dict[SpecConfig, Failed] = field(default_factory=dict)
+    _gaps: dict[tuple[str, tuple[int, ...]], Gap | None] = field(default_factory=dict)
 
     def run(self) -> None:
         """All repeats; one outcome for every point of the work."""
@@ -70,12 +77,18 @@ class CellRun:
         requests = self.work.blocks[points[0].repeat]
         stored = {point: self.store.blocks(point.point_id) for point in points}
         missing = [point for point in points if not _is_complete(stored[point], len(requests))]
+        off = self.work.off[points[0].repeat]
+        # arms that run now against plain decoding that was finished in an earlier start
+        late = () if off in missing else tuple(point for point in missing if not stored[point])
         for point in missing:
             self.progress.point_started(point, len(requests))
         for point in missing:
             self._attempt(point, None)
+        # blocks come round-robin by category: every category meets both orders
+        num_categories = len({request.category for block in requests for request in block})
         for index, block in enumerate(requests):
-            for point in missing if index % 2 == 0 else reversed(missing):
+            is_forward = (index + index // num_categories + points[0].repeat) % 2 == 0
+            for point in missing if is_forward else reversed(missing):
                 if index in stored[point]:
                     continue
                 result = self._attempt(point, block)
@@ -83,7 +96,7 @@ class CellRun:
                     self.store.append_block(point.point_id, index, result)
                     stored[point][index] = result
                     self.progress.block_done(point, index)
-        self._conclude(points, stored, len(requests))
+        self._conclude(points, stored, len(requests), late)
 
     def _attempt(self, point: Point, block: Block | None) -> BlockResult | None:
         """Warm the arm if the engine is cold, then run the block if there is one; None after a failure."""
@@ -112,14 +125,31 @@ class CellRun:
         if key not in surface and times is not None:
             self.store.write_surface({**surface, key: times})
 
-    def _conclude(self, points: Sequence[Point], stored: Mapping[Point, Blocks], count: int) -> None:
+    def _gap(self, request: Request, output_ids: Sequence[int], index: int) -> Gap | None:
+        key = (request.request_id, tuple(output_ids[: index + 1]))
+        if key not in self._gaps:
+            self._gaps[key] = self.door.gap(request, output_ids, index)
+        return self._gaps[key]
+
+    def _conclude(
+        self, points: Sequence[Point], stored: Mapping[Point, Blocks], count: int, late: Collection[Point]
+    ) -> None:
+        requests = {
+            request.request_id: request for block in self.work.blocks[points[0].repeat] for request in block
+        }
         off_point = self.work.off[points[0].repeat]
         off = stored[off_point] if off_point in stored else self.store.blocks(off_point.point_id)
         cautions = self.store.cautions()
         for point in points:
             outcome = self._outcome(point, stored[point], count)
-            doubts = point_cautions(point, stored[point], off) if outcome.status is Status.OK else ()
-            texts = tuple(caution.text for caution in doubts)
+            texts: tuple[str, ...] = ()
+            if outcome.status is Status.OK:
+                found = find_divergence(point, stored[point], off, requests, self._gap)
+                texts = tuple(caution.text for caution in point_cautions(point, stored[point], found))
+                if found is not None and found.mismatch is not None:
+                    outcome = replace(outcome, status=Status.SUSPECT, reason=found.mismatch)
+                if point in late:
+                    texts += (LATE_TEXT,)
             # Cautions first: a point with an outcome is never visited again.
             if texts != cautions.get(point.point_id, ()):
                 cautions[point.point_id] = texts

@@ -9,7 +9,17 @@ from dataclasses import dataclass
 from types import TracebackType
 
 from spectune.errors import EngineFailure, InfeasibleConfig, OutOfMemory, SpectuneError
-from spectune.records import Backend, BlockResult, Launch, Point, Request, RequestRecord, Session, Status
+from spectune.records import (
+    Backend,
+    BlockResult,
+    Gap,
+    Launch,
+    Point,
+    Request,
+    RequestRecord,
+    Session,
+    Status,
+)
 
 _MEMORY_WORDS = ("out of memory", "can't allocate memory", "cannot allocate memory")
 
@@ -99,6 +109,10 @@ class Door:
         except Exception:
             self._close_failed()
             raise
+
+    def gap(self, request: Request, output_ids: Sequence[int], index: int) -> Gap | None:
+        """See `Session.gap`; None where the engine is closed."""
+        return None if self._session is None else self._session.gap(request, output_ids, index)
 
     def _close_failed(self) -> None:
         self._session = None

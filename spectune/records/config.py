@@ -98,7 +98,10 @@ class SpecConfig:
         """Short name for tables: `off`, `eagle3 K=3`, `eagle3 D=5 k=4 N=16`."""
         if self.is_off:
             return "off"
-        extra = "".join(f" {name}={value}" for name, value in self.options)
+        options = dict(self.options)
+        window = [options.pop(f"prompt_lookup_{end}", None) for end in ("min", "max")]
+        extra = f" n={window[0]}-{window[1]}" if None not in window else ""
+        extra += "".join(f" {name}={value}" for name, value in options.items())
         if self.is_chain:
             return f"{self.method} K={self.num_steps}{extra}"
         return f"{self.method} D={self.num_steps} k={self.topk} N={self.num_draft_tokens}{extra}"

@@ -54,10 +54,23 @@ class Fingerprint:
     read_bandwidth_bytes_per_s: float | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gap:
+    """How far the two best tokens were apart in (perturbed) logits, and what still is a near tie."""
+
+    value: float
+    tolerance: float
+
+
 class Session(Protocol):
     """An open engine. `run` decodes one block of requests at the point's batch size."""
 
     def run(self, point: Point, requests: Sequence[Request]) -> BlockResult: ...
+
+    def gap(self, request: Request, output_ids: Sequence[int], index: int) -> Gap | None:
+        """Gap where plain decoding chose output token `index` after output_ids[:index]; None where
+        the engine cannot tell."""
+        ...
 
 
 @runtime_checkable

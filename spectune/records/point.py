@@ -106,7 +106,7 @@ class BlockResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundTimes:
-    """Calibrated seconds of one decode round of an arm in a cell (medians, other prompts)."""
+    """Calibrated seconds of one decode round of an arm in a cell (means, other prompts)."""
 
     draft_s: float
     verify_s: float

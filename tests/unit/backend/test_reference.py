@@ -20,7 +20,7 @@ def backend_of(monkeypatch):
 
     def make(*, bandwidths=(2e9,), target=None, **options):
         measured = iter(bandwidths)
-        monkeypatch.setattr(reference, "read_bandwidth_bytes_per_s", lambda device: next(measured))
+        monkeypatch.setattr(reference, "read_bandwidth_bytes_per_s", lambda device, num_bytes: next(measured))
         backend = ReferenceBackend(**{"model": "some/model", **options})
         vars(backend)["target"] = target or tiny_target()
         vars(backend)["tokenizer"] = SimpleNamespace(template_digest="t" * 64)

@@ -6,12 +6,15 @@ import pytest
 
 from spectune.measure.calibrate import round_times
 from spectune.measure.cautions import Doubt, point_cautions, workload_cautions
+from spectune.measure.divergence import find_divergence
 from spectune.measure.judge import judge_point
 from spectune.records import (
     BlockResult,
     Cell,
+    Gap,
     Point,
     Prompt,
+    Request,
     RequestRecord,
     RoundRecord,
     RoundTimes,
@@ -22,6 +25,12 @@ from spectune.records import (
 )
 
 EAGLE = SpecConfig.chain("eagle3", 2)
+ASKED = Request(request_id="r", prompt_ids=(1, 2), category="chat", sampling=Sampling())
+
+
+def no_gap(*_):
+    """An engine that cannot tell how close a tie was."""
+    return None
 
 
 def point(config=EAGLE, batch_size=1):
@@ -175,7 +184,7 @@ def steady(count=6, seconds=0.03, **kwargs):
 
 def test_cautions_steady_point_has_none():
     """Enough equal rounds and accepted drafts raise no doubt."""
-    assert doubts(point(), steady(), steady()) == []
+    assert doubts(point(), steady()) == []
 
 
 def test_cautions_last_third_slower_than_the_first_is_drift():
@@ -205,12 +214,41 @@ def test_cautions_nothing_accepted_names_the_pair():
 
 def test_cautions_output_that_differs_from_off_says_where():
     """The earliest differing token of all requests is named, counted from 0."""
-    off = steady(output_ids=(1, 2, 9))
+    found = find_divergence(point(), steady(), steady(output_ids=(1, 2, 9)), {}, no_gap)
 
-    (caution,) = point_cautions(point(), steady(), off)
+    (caution,) = point_cautions(point(), steady(), found)
 
     assert caution.doubt is Doubt.OUTPUT_DIFFERS
     assert "6 of 6 outputs differ from plain decoding, the earliest at token 2" in caution.text
+
+
+def test_divergence_at_a_near_tie_is_no_mismatch():
+    """Where rounding may decide, a different token is told with its gap and accepted."""
+    off = steady(output_ids=(1, 2, 9))
+    asked = {f"r{i}": ASKED for i in range(6)}
+
+    found = find_divergence(point(), steady(), off, asked, lambda *_: Gap(value=0.06, tolerance=0.5))
+
+    assert found is not None
+    assert found.mismatch is None
+    assert "0.06 apart: a near tie (limit 0.5)" in found.text
+
+
+def test_divergence_above_the_tolerance_is_a_mismatch():
+    """Where the two best tokens were clearly apart, the arm is not lossless."""
+    off = steady(output_ids=(1, 2, 9))
+    asked = {f"r{i}": ASKED for i in range(6)}
+
+    found = find_divergence(point(), steady(), off, asked, lambda *_: Gap(value=2.0, tolerance=0.5))
+
+    assert found is not None
+    assert found.mismatch is not None
+    assert "at token 2, where the two best tokens are 2 apart" in found.mismatch
+
+
+def test_divergence_of_equal_outputs_is_none():
+    """Arms that say the same are lossless as far as they were seen."""
+    assert find_divergence(point(), steady(), steady(), {}, no_gap) is None
 
 
 def test_cautions_of_the_workload_name_reuse_and_missing_calibration():
