@@ -11,7 +11,8 @@ from spectune.records import Backend, Cell, Prompt, Request, Sampling
 
 Block = tuple[Request, ...]
 
-CALIBRATION_TOKENS = 48
+CALIBRATION_TOKENS = 32
+CALIBRATION_PROMPTS = 4
 
 
 def num_blocks(batch_size: int, *, num_prompts: int, min_blocks: int = 4) -> int:
@@ -61,7 +62,9 @@ class RequestBuilder:
         short = replace(
             sampling, ignore_eos=True, stop=(), max_tokens=min(sampling.max_tokens, CALIBRATION_TOKENS)
         )
-        return self.blocks(prompts, cell, short, count=1)[0]
+        count = math.ceil(CALIBRATION_PROMPTS / cell.batch_size)
+        blocks = self.blocks(prompts, cell, short, count=count)
+        return tuple(request for block in blocks for request in block)
 
     def _request(self, prompt: Prompt, sample: int, cell: Cell, sampling: Sampling) -> Request:
         limit = sampling.max_tokens if prompt.max_tokens is None else prompt.max_tokens
