@@ -6,10 +6,12 @@ requested size while requests wait; the prefill of a new slot is a round of its 
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -117,6 +119,7 @@ class Engine:
         run = _Run(self, drafter, forced_text)
         waiting = deque(requests)
         finished: list[RequestRecord] = []
+        _reset_peak_memory(self.target.device)
         start_s = self._clock()
         while waiting or run.running:
             while waiting and len(run.running) < self.batch_size:
@@ -161,6 +164,12 @@ class Engine:
             self._cache = None
             self._cache = self.target.new_cache(self.batch_size, columns)
         if drafter is not None:
+            if drafter.max_context is not None and longest > drafter.max_context:
+                raise InfeasibleConfig(
+                    f"prompt and output need {longest} tokens, the draft head's context is "
+                    f"{drafter.max_context}",
+                    hint="lower --max-tokens or --context, or train a head for longer text",
+                )
             drafter.reserve(self.batch_size, columns, config)
 
     @property
@@ -265,10 +274,10 @@ class _Run:
             raise InfeasibleConfig(
                 f"{config.label} verifies {config.num_draft_tokens} tokens, room was made for {engine._room}"
             )
+        start_s = engine._clock()
         self.running.sort(key=lambda row: row.slot)
         rows = list(self.running)
         batch = self._batch(rows)
-        start_s = engine._clock()
         turn = step(
             batch,
             engine.target,
@@ -328,7 +337,7 @@ class _Run:
         is_cut = reason is not None and len(kept) < len(tokens)
         row.steps.append(
             StepRecord(
-                num_proposed=turn.num_verified[index],
+                num_proposed=turn.num_proposed[index],
                 num_verified=turn.num_verified[index],
                 num_accepted=accepted,
                 num_emitted=len(kept),
@@ -390,11 +399,22 @@ def _round_up(value: int, multiple: int) -> int:
     return -(-value // multiple) * multiple
 
 
+def _reset_peak_memory(device: torch.device) -> None:
+    """Start a new high-water mark, so that a peak belongs to one block."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+        return
+    with contextlib.suppress(OSError):  # Linux only; elsewhere no peak is told
+        Path("/proc/self/clear_refs").write_text("5")
+
+
 def _peak_memory_bytes(device: torch.device) -> int | None:
+    """Peak since the last reset: of the device's allocator, or resident memory of this process."""
     if device.type == "cuda":
         return int(torch.cuda.max_memory_allocated(device))
     try:
-        import resource
-    except ImportError:  # not on every platform
+        status = Path("/proc/self/status").read_text()
+    except OSError:
         return None
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    line = next((line for line in status.splitlines() if line.startswith("VmHWM:")), None)
+    return None if line is None else int(line.split()[1]) * 1024

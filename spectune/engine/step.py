@@ -41,6 +41,7 @@ class Turn:
     emitted: list[list[int]]
     num_accepted: list[int]
     num_verified: list[int]
+    num_proposed: list[int]
     draft_s: float
     verify_s: float
     other_s: float
@@ -88,10 +89,12 @@ def step(
         commit_draft(batch, verdict, emitted, features, drafter)
     watch.lap("draft")
     seconds = watch.seconds
+    num_verified = (tree.valid.sum(1) - 1).tolist()
     return Turn(
         emitted=emitted,
         num_accepted=[len(tokens) - 1 for tokens in emitted],
-        num_verified=(tree.valid.sum(1) - 1).tolist(),
+        num_verified=num_verified,
+        num_proposed=num_verified if tree.num_drafted is None else [tree.num_drafted] * len(emitted),
         draft_s=seconds["draft"],
         verify_s=seconds["verify"],
         other_s=seconds["other"],

@@ -23,6 +23,7 @@ class DraftTree:
     depths: Tensor
     log_scores: Tensor
     valid: Tensor
+    num_drafted: int | None = None  # candidates drafted for each row; None: the valid nodes
     q: Tensor | None = None
     is_chain: bool = False
 
@@ -109,5 +110,6 @@ def rerank(pool: DraftPool, roots: Tensor, num_draft_tokens: int) -> DraftTree:
         depths=with_root(pool.depths, zeros),
         log_scores=with_root(pool.log_scores, zeros),
         valid=torch.ones(roots.shape[0], num_draft_tokens, dtype=torch.bool, device=roots.device),
+        num_drafted=pool.tokens.shape[1],
         is_chain=pool.topk == 1,
     )
