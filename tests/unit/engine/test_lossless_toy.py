@@ -89,6 +89,22 @@ def test_engine_with_partly_right_head_emits_plain_text(config: SpecConfig, batc
     assert {0, 1} <= accepted
 
 
+@pytest.mark.parametrize("config", [c for c in CONFIGS if c.topk <= 7], ids=lambda config: config.label)
+def test_engine_with_few_tokens_accepts_by_chance_and_emits_plain_text(
+    config: SpecConfig, tmp_path: Path
+) -> None:
+    """Seven tokens in all: an untrained head is often right, by any sibling and at any depth."""
+    target = tiny_target(vocab_size=7, scale=0.2)
+    requests = ragged_requests(6, 7, temperature=1.0, seed=2, max_tokens=12)
+    plain = Engine(target, batch_size=4, eos_ids=[]).generate(requests)
+    engine = Engine(target, batch_size=4, eos_ids=[], drafter=random_drafter(target, tmp_path, 7))
+
+    result = engine.generate(requests, config)
+
+    assert [r.output_ids for r in plain.requests] == [r.output_ids for r in result.requests]
+    assert max(s.num_accepted for r in result.requests for s in r.steps) >= min(2, config.num_steps)
+
+
 @pytest.mark.parametrize("config", CONFIGS[-3:], ids=lambda config: config.label)
 def test_engine_rows_of_different_settings_keep_their_own_text(
     drafted: tuple[Target, Eagle3Drafter], config: SpecConfig
