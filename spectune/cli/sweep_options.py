@@ -32,8 +32,8 @@ class SweepOptions:
         "auto",
         "--load-format",
         section="model",
-        choices=("auto", "safetensors", "gguf", "dummy"),
-        help="'dummy' runs the shape with random weights, for cost measurements only.",
+        choices=("auto", "safetensors", "dummy"),
+        help="A GGUF file is 'auto'; 'dummy' runs the shape with random weights, for cost measurements only.",
     )
     dtype: str = setting(
         "auto",
@@ -162,9 +162,12 @@ QUICK: dict[str, Any] = {
     "topk": "1,4",
     "num_draft_tokens": "8",
     "batch_size": "1,4,16",
-    "num_prompts": 8,
+    "num_prompts": 16,
     "max_tokens": 32,
     "min_blocks": 6,
     "num_runs": 1,
 }
-"""Sized for a first answer on two cores in minutes; a flag that is given still wins."""
+"""Sized for a first answer on two cores in minutes; a flag that is given still wins.
+
+16 prompts are two of each built-in category: one to predict from, one to measure.
+"""

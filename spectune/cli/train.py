@@ -33,7 +33,7 @@ def eagle3(
     num_tokens_target: Annotated[
         int,
         typer.Option("--num-tokens-target", min=1, help="Tokens of the target's own answers to learn from."),
-    ] = 250_000,
+    ] = 200_000,
     ttt_steps: Annotated[
         int, typer.Option("--ttt-steps", min=1, help="Draft steps unrolled in training.")
     ] = 4,
