@@ -76,13 +76,20 @@ def plan_sweep(
 ) -> SweepPlan:
     """The plan that `backend` can run; what it cannot run joins `pruned` with the reason.
 
-    `num_prompts` (requests per arm, cell and repeat) defaults to the size of the workload.
+    `num_prompts` (requests per arm, cell and repeat) defaults to the size of the workload. Raises
+    UsageError where candidates were asked for and none is left.
     """
     _check_axes(batch_sizes, context_tokens, temperatures, num_prompts, min_blocks, repeats)
     if not workload.prompts:
         raise UsageError(f"workload {workload.name} holds no prompts")
     if any(context_tokens) and not context_text:
         raise UsageError(f"--context {max(context_tokens)} needs text to fill the context with")
+    if pruned and all(config.is_off for config in configs):
+        label, reason = pruned[0]
+        raise UsageError(
+            f"every candidate was pruned: {label}: {reason}",
+            hint="--method off measures plain decoding alone",
+        )
     capabilities = backend.capabilities()
     kept, refused = _split_configs(configs, capabilities)
     cells, too_large = _cells(batch_sizes, context_tokens, temperatures, capabilities)

@@ -13,6 +13,9 @@ from typing import Any
 import pytest
 
 import spectune as spectune_package
+from spectune.cli.inputs import open_backend, plan_of, read_workload, work_s
+from spectune.cli.options import parse_settings, settings_of
+from spectune.cli.sweep_options import QUICK, SweepOptions
 from spectune.report import html
 from spectune.tune import sweep as tune_sweep
 
@@ -134,6 +137,35 @@ def test_sweep_settings_have_an_order(spectune: Spectune, argv: list[str], expec
     answer = spectune("sweep", "--config", "spectune.yaml", "--topk", "1", *argv, "--dry-run", "--json")
 
     assert ["off", *expected] == answer.document["arms"]
+
+
+def test_sweep_quick_has_two_blocks_of_each_category_and_takes_minutes() -> None:
+    """At batch 1 every category has a block to predict from and one to measure; all within six minutes
+    on two cores."""
+    options = parse_settings(SweepOptions, QUICK, {"backend": "simulated"})
+    workload = read_workload(options)
+    plan = plan_of(options, workload, open_backend(options))
+
+    assert plan.num_blocks(plan.cells[0]) == 2 * len({prompt.category for prompt in workload.prompts})
+    assert work_s(plan) < 6 * 60
+
+
+def test_sweep_of_pruned_trees_alone_says_why(spectune: Spectune) -> None:
+    """A grid of which nothing can be built is an error, not a run of plain decoding."""
+    answer = spectune(
+        *("sweep", "--backend", "simulated", "--method", "eagle3", "--num-tokens", "1", "--topk", "4"),
+        *("--num-draft-tokens", "32", "--dry-run"),
+    )
+
+    assert answer.code == 2
+    assert "every candidate was pruned: eagle3 D=1 k=4 N=32: needs 31 drafted nodes" in answer.err
+
+
+def test_sweep_offers_the_load_formats_that_the_engine_knows() -> None:
+    """A choice of --load-format is never refused later, when the model is loaded."""
+    checkpoint = pytest.importorskip("spectune.engine.checkpoint")
+
+    assert set(settings_of(SweepOptions)["load_format"].choices) == set(checkpoint.LOAD_FORMATS)
 
 
 def test_sweep_bad_value_in_a_file_names_the_place(spectune: Spectune) -> None:

@@ -88,6 +88,20 @@ def test_plan_eagle3_with_a_head_is_accepted():
     assert plan(Real(), (config,)).configs == (OFF, config)
 
 
+def test_plan_of_nothing_but_pruned_trees_is_refused_with_the_first_reason():
+    """A grid of which nothing is left to compare says why instead of measuring plain decoding alone."""
+    pruned = (("eagle3 D=1 k=4 N=8", "needs 7 drafted nodes"), ("eagle3 D=2 k=4 N=32", "needs 31"))
+
+    with pytest.raises(UsageError, match="eagle3 D=1 k=4 N=8: needs 7 drafted nodes"):
+        plan(SimulatedBackend(), (OFF,), pruned=pruned)
+    assert plan(SimulatedBackend(), (CHAIN,), pruned=pruned).configs == (OFF, CHAIN)
+
+
+def test_plan_of_plain_decoding_alone_is_accepted():
+    """`--method off` asks for no candidates, so none is missed."""
+    assert plan(SimulatedBackend(), (OFF,)).configs == (OFF,)
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
