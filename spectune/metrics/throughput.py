@@ -1,4 +1,4 @@
-"""Throughput of requests, and time per token of full-batch rounds."""
+"""Throughput of requests, and time per token of decode rounds."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from spectune.records import RequestRecord, RoundRecord
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundTotals:
-    """Full-batch decode rounds: mean seconds of a round by part, and what they emitted.
+    """Decode rounds: mean seconds of a full-batch round by part, and what a sequence gets from one.
 
-    `sequences` is Σ batch size over the rounds; `tokens_per_sequence` = emitted / sequences.
+    `sequences` is Σ batch size and `num_emitted` Σ emitted over all decode rounds, the draining tail
+    included; `tokens_per_sequence` = emitted / sequences.
     """
 
     num_rounds: int
@@ -33,7 +34,7 @@ class RoundTotals:
 
     @property
     def duration_s(self) -> float:
-        """Seconds of all rounds together."""
+        """Seconds of all full-batch rounds together."""
         return self.total_s * self.num_rounds
 
     @property
@@ -43,16 +44,19 @@ class RoundTotals:
 
 
 def round_tpot(rounds: Sequence[RoundRecord], batch_size: int) -> RoundTotals | None:
-    """Time per token where the batch is full: only decode rounds with at least `batch_size` sequences.
+    """Time per token at the load asked for: a round of at least `batch_size` sequences, and what it gives.
 
-    Prefill and the draining tail are left out, so arms are compared at the load that was asked for.
-    None where no such round emitted a token.
+    Seconds come from full rounds alone, so arms are compared at the load that was asked for. Tokens
+    come from all decode rounds: the first sequences to finish are the fast ones, and a window that
+    ends with them would count too many tokens a round (a server refills their slots with new work).
+    None where no round was full or none emitted a token.
     """
-    full = [r for r in rounds if r.kind == "decode" and r.batch_size >= batch_size]
-    emitted = sum(r.num_emitted for r in full)
-    if emitted == 0:
+    decode = [r for r in rounds if r.kind == "decode"]
+    full = [r for r in decode if r.batch_size >= batch_size]
+    emitted = sum(r.num_emitted for r in decode)
+    if not full or emitted == 0:
         return None
-    sequences = sum(r.batch_size for r in full)
+    sequences = sum(r.batch_size for r in decode)
     return RoundTotals(
         num_rounds=len(full),
         sequences=sequences,

@@ -1,4 +1,4 @@
-"""Throughput of requests and full-batch rounds."""
+"""Throughput of requests and time per token of decode rounds."""
 
 from __future__ import annotations
 
@@ -52,25 +52,36 @@ def streamed(emitted: list[int], chunk_s: tuple[float, ...], *, error: str | Non
     )
 
 
-def test_round_tpot_uses_full_decode_rounds_only() -> None:
-    """Two full rounds of 10 and 20 ms that emit 8 and 4 of batch 4: 1.5 tokens a sequence, 10 ms a token."""
+def test_round_tpot_takes_seconds_of_full_rounds_and_tokens_of_all() -> None:
+    """Full rounds of 10 and 20 ms emit 8 and 6 of batch 4, two quick ones in the tail 1 each of batch 1:
+    15 ms a round, 16 tokens of 10 sequences, 9.375 ms a token. Prefill counts for neither."""
     rounds = [
         decode_round(4, 4, kind="prefill", scale=50),
         decode_round(4, 8),
-        decode_round(4, 4, scale=2),
-        decode_round(1, 1),
+        decode_round(4, 6, scale=2),
+        decode_round(1, 1, scale=0.1),
+        decode_round(1, 1, scale=0.1),
     ]
 
     totals = round_tpot(rounds, 4)
 
     assert totals is not None
-    assert (totals.num_rounds, totals.sequences, totals.num_emitted) == (2, 8, 12)
+    assert (totals.num_rounds, totals.sequences, totals.num_emitted) == (2, 10, 16)
     assert totals.draft_s == pytest.approx(0.003)
     assert totals.verify_s == pytest.approx(0.0105)
     assert totals.other_s == pytest.approx(0.0015)
     assert totals.duration_s == pytest.approx(0.030)
+    assert totals.tokens_per_sequence == pytest.approx(1.6)
+    assert totals.round_tpot_s == pytest.approx(0.009375)
+
+
+def test_round_tpot_is_not_flattered_by_sequences_that_finish_first() -> None:
+    """Two sequences have 6 tokens to go: one gets 3 a round, the other 1. While both run a round gives 2
+    tokens a sequence; over their whole outputs it gives 12 in 8, as a server that refills slots sees."""
+    totals = round_tpot([*[decode_round(2, 4)] * 2, *[decode_round(1, 1)] * 4], 2)
+
+    assert totals is not None
     assert totals.tokens_per_sequence == pytest.approx(1.5)
-    assert totals.round_tpot_s == pytest.approx(0.010)
 
 
 def test_round_tpot_without_a_full_round_is_absent() -> None:
