@@ -65,6 +65,14 @@ def acceptance_length(steps: Sequence[StepRecord]) -> float | None:
     return 1 + sum(step.num_accepted for step in steps) / len(steps)
 
 
+def emitted_per_step(steps: Sequence[StepRecord]) -> float | None:
+    """Σ emitted / Σ steps: what a step really gives. None without steps.
+
+    Below the acceptance length by the steps that an end of the request cut short.
+    """
+    return sum(step.num_emitted for step in steps) / len(steps) if steps else None
+
+
 def vllm_acceptance_length(steps: Sequence[StepRecord]) -> float | None:
     """1 + Σ accepted / Σ drafting steps: vLLM leaves steps without a draft out. None without any."""
     drafting = [step for step in steps if step.num_proposed > 0]

@@ -34,8 +34,8 @@ def run_cautions(
     found += _losing_categories(cells, categories, places)
     if any(arm.speedup_basis == POOLED_BASIS for category in categories for arm in category.arms):
         found.append(
-            "categories without blocks of their own show the pooled round time over their own acceptance "
-            "length: no interval"
+            "categories without blocks of their own show the pooled round time over what their own "
+            "steps emit: no interval"
         )
     return tuple(dict.fromkeys(found))
 

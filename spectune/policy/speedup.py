@@ -1,7 +1,7 @@
 """Two arms of a cell in, how much faster one is out; knows nothing of what is decided from it.
 
-Speedup is plain time over speculative time per output token, in full-batch decode rounds, paired on
-the blocks that both arms decoded.
+Speedup is plain time over speculative time per output token of decode rounds, paired on the blocks
+that both arms decoded.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from spectune import stats
+from spectune.metrics import acceptance as accept
 from spectune.metrics import throughput
 from spectune.policy.arms import ALL, ArmData, BlockKey
 from spectune.policy.comparison import ArmSummary, Rounds
@@ -23,7 +24,7 @@ MIN_CATEGORY_BLOCKS = 3
 
 
 def block_tpots(data: ArmData) -> dict[BlockKey, float]:
-    """Seconds per token and sequence of each block's full-batch decode rounds; blocks without are absent."""
+    """Seconds per token and sequence of each block; blocks that never filled the batch are absent."""
     found = {
         key: throughput.round_tpot(block.rounds, data.cell.batch_size) for key, block in data.blocks.items()
     }
@@ -80,7 +81,7 @@ def with_speedup(
         basis = BLOCKS_BASIS if scope == ALL else REQUESTS_BASIS
         return replace(summary, speedup=speedup, speedup_basis=basis if speedup else None)
     own = whole.get(arm.config.label)
-    rounds = _category_rounds(summary, own)
+    rounds = _category_rounds(summary, arm, own)
     if rounds is None or plain.rounds is None:
         return replace(summary, rounds=rounds)
     if arm.config.is_off:
@@ -90,13 +91,17 @@ def with_speedup(
     return replace(summary, rounds=rounds, speedup=speedup, speedup_basis=POOLED_BASIS)
 
 
-def _category_rounds(summary: ArmSummary, whole: ArmSummary | None) -> Rounds | None:
-    """The arm's rounds over all categories with the acceptance length of this one."""
+def _category_rounds(summary: ArmSummary, arm: ArmData, whole: ArmSummary | None) -> Rounds | None:
+    """The arm's rounds over all categories with what a step of this one emits.
+
+    None where nothing was ever proposed in this category.
+    """
     if whole is None or whole.rounds is None:
         return None
     if summary.config.is_off:
         return whole.rounds
-    length = summary.acceptance.acceptance_length if summary.acceptance is not None else None
-    if length is None:
+    steps = accept.pooled_steps(arm.requests_of(summary.scope))
+    tokens = accept.emitted_per_step(steps)
+    if tokens is None or accept.missing_reason(steps) is not None:
         return None
-    return replace(whole.rounds, tokens_per_sequence=length, round_tpot_s=whole.rounds.total_s / length)
+    return replace(whole.rounds, tokens_per_sequence=tokens, round_tpot_s=whole.rounds.total_s / tokens)

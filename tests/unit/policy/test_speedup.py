@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from spectune.policy.arms import summarize_arm
 from spectune.policy.speedup import paired_log_ratios, paired_speedup, with_speedup
-from spectune.records import BlockResult
+from spectune.records import BlockResult, StepRecord
 
 
 def test_speedup_is_the_geometric_mean_over_common_blocks(make):
@@ -34,8 +36,8 @@ def test_speedup_counts_repeats_of_the_same_prompts_as_one_cluster(make):
     assert speedup.n == 2
 
 
-def test_speedup_uses_full_batch_decode_rounds_only(make):
-    """A prefill round and the draining tail of a batch do not enter the time per token."""
+def test_speedup_uses_decode_rounds_only(make):
+    """A prefill round does not enter the time per token."""
     block = make.block(tpot_s=2.0, name="p0-0")
     prefill = make.block(tpot_s=50.0).rounds[0]
     slow = BlockResult(
@@ -82,8 +84,8 @@ def test_category_with_three_blocks_of_its_own_is_paired_directly(make):
     assert (told.speedup.value, told.speedup.n) == (pytest.approx(2.0), 3)
 
 
-def test_category_in_mixed_blocks_gets_pooled_round_time_over_its_own_acceptance(make):
-    """Plain 1 s, speculative round 2 s, acceptance length 3 in code and 1.5 in chat: 1.5x and 0.75x."""
+def test_category_in_mixed_blocks_gets_pooled_round_time_over_what_its_steps_emit(make):
+    """Plain 1 s, speculative round 2 s, 3 tokens a step in code and 1.5 in chat: 1.5x and 0.75x."""
     chat = make.request(make.steps([1, 0], 3), name="a-0", category="chat")
     code = make.request(make.steps([2, 2], 3), name="b-0", category="code")
     block = BlockResult(
@@ -106,6 +108,41 @@ def test_category_in_mixed_blocks_gets_pooled_round_time_over_its_own_acceptance
     assert chat_told.speedup is not None
     assert (code_told.speedup.value, chat_told.speedup.value) == (1.5, 0.75)
     assert code_told.speedup.low is None
+
+
+def test_category_step_cut_by_the_length_counts_what_it_emits(make):
+    """Steps of 3 tokens and of 2 where the limit cut the third: 2.5 tokens at a round of 2 s are 1.25x,
+    though both accepted 2 drafts and the acceptance length is 3."""
+    cut = StepRecord(num_proposed=2, num_verified=2, num_accepted=2, num_emitted=2, cut="length")
+    requests = tuple(
+        make.request(steps, name=name, category=category)
+        for name, category, steps in (
+            ("a-0", "chat", make.steps([1, 0], 2)),
+            ("b-0", "code", (*make.steps([2], 2), cut)),
+        )
+    )
+    plain = make.block(tpot_s=1.0).requests[0]
+    off = make.arm_data(
+        make.off,
+        {
+            (0, 0): BlockResult(
+                requests=(plain, replace(plain, request_id="b-0", category="code")),
+                rounds=make.block(tpot_s=1.0).rounds,
+                duration_s=1.0,
+            )
+        },
+    )
+    rounds = make.block(tpot_s=1.0, emitted=2).rounds
+    arm = make.arm_data(
+        make.chain(2), {(0, 0): BlockResult(requests=requests, rounds=rounds, duration_s=1.0)}
+    )
+
+    told = _told(make, off, arm, "code")
+
+    assert told.speedup is not None
+    assert told.speedup.value == pytest.approx(1.25)
+    assert told.acceptance is not None
+    assert told.acceptance.acceptance_length == 3
 
 
 def test_speedup_without_plain_decoding_is_absent(make):
