@@ -1,7 +1,7 @@
 """Calibrated times and acceptance in, the predicted time per token beside the measured one out.
 
-Never circular: round times come from other prompts, acceptance from the first half of the blocks, the
-measurement from the second half.
+Never circular: round times come from other prompts, acceptance from one half of the blocks, the
+measurement from the other half; both halves hold the same categories.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import replace
 from spectune.metrics import acceptance as accept
 from spectune.policy.arms import ALL, ArmData, BlockKey, floor_round_s, pool_rounds
 from spectune.policy.comparison import Prediction
-from spectune.policy.speedup import is_direct
+from spectune.policy.speedup import MIN_CATEGORY_BLOCKS, is_direct
 from spectune.records import Fingerprint, RoundTimes
 from spectune.theory import cost, speedup, waterfall
 
@@ -19,12 +19,22 @@ NO_CALIBRATION = "no calibrated round times of this arm"
 NO_PLAIN_CALIBRATION = "no calibrated round times of plain decoding"
 ONE_BLOCK = "one block only: acceptance and measurement need a block each"
 MIXED_BLOCKS = "blocks mix categories, so the time of one is not measured alone"
+FEW_BLOCKS = f"fewer than {MIN_CATEGORY_BLOCKS} blocks of this category to measure its time on"
 
 
 def halves(data: ArmData) -> tuple[ArmData, ArmData]:
-    """The arm over the first and the second half of its block indices, all repeats in both."""
-    indices = sorted({index for _, index in data.blocks})
-    first = set(indices[: len(indices) // 2])
+    """Two halves of the arm by block index, all repeats of an index in one of them.
+
+    Blocks of the same categories take turns, and which half starts takes turns too, so that the halves
+    are alike in what they hold and, within one block a kind, equally large.
+    """
+    categories: dict[int, set[str]] = {}
+    for (_, index), block in data.blocks.items():
+        categories.setdefault(index, set()).update(request.category for request in block.requests)
+    alike: dict[frozenset[str], list[int]] = {}
+    for index in sorted(categories):
+        alike.setdefault(frozenset(categories[index]), []).append(index)
+    first = {index for turn, own in enumerate(alike.values()) for index in own[turn % 2 :: 2]}
     early: list[BlockKey] = [key for key in data.blocks if key[1] in first]
     late: list[BlockKey] = [key for key in data.blocks if key[1] not in first]
     return data.only(early), data.only(late)
@@ -49,15 +59,17 @@ def predict(
     if plain is None or plain.total_s <= 0:
         return _nothing(NO_PLAIN_CALIBRATION)
     early, late = halves(arm)
+    if not early.requests_of(scope) or not late.requests_of(scope):
+        return _nothing(ONE_BLOCK)
     tau = _tau(early, scope)
     if tau is None:
-        return _nothing(accept.NO_DRAFTS if early.blocks else ONE_BLOCK)
+        return _nothing(accept.NO_DRAFTS)
     direct = off is not None and is_direct(off, arm, scope)
     measured = _measured(late.of_scope(scope)) if direct else None
     predicted = cost.predicted_tpot(times.total_s, tau)
     floor, share = _floor(arm, fingerprint, tau, measured)
     told = replace(
-        _nothing(None if direct else MIXED_BLOCKS),
+        _nothing(None if direct else FEW_BLOCKS if arm.of_scope(scope).blocks else MIXED_BLOCKS),
         predicted_tpot_s=predicted,
         measured_tpot_s=measured,
         residual_fraction=None if measured is None else measured / predicted - 1,
@@ -102,7 +114,7 @@ def _nothing(reason: str | None) -> Prediction:
 
 
 def _tau(early: ArmData, scope: str) -> float | None:
-    """Acceptance length of the first half; 1 for plain decoding."""
+    """Acceptance length of one half; 1 for plain decoding."""
     if early.config.is_off:
         return 1.0
     return accept.acceptance_length(accept.pooled_steps(early.requests_of(scope)))

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 
-from spectune.policy.predict import predict
+from spectune.policy.predict import halves, predict
 from spectune.records import RoundTimes
 
 PLAIN = RoundTimes(draft_s=0.0, verify_s=0.9, other_s=0.1, num_rounds=20)
@@ -14,14 +15,15 @@ TIMES = RoundTimes(draft_s=0.2, verify_s=1.0, other_s=0.2, num_rounds=20)
 
 
 def arms(make, *, early=(1, 1), late=(0, 0), late_tpot=0.77):
-    """Off and K=2 over four blocks; acceptance differs between the halves."""
-    accepted = (early, early, late, late)
+    """Off and K=2 over four blocks of one category, which take turns; acceptance differs between the
+    halves."""
+    accepted = (early, late, early, late)
     off = make.arm_data(make.off, {(0, i): make.block(tpot_s=1.0, name=f"p{i}-0") for i in range(4)})
     arm = make.arm_data(
         make.chain(2),
         {
             (0, i): make.block(
-                tpot_s=5.0 if i < 2 else late_tpot, name=f"p{i}-0", steps=make.steps(accepted[i], 2)
+                tpot_s=late_tpot if i % 2 else 5.0, name=f"p{i}-0", steps=make.steps(accepted[i], 2)
             )
             for i in range(4)
         },
@@ -29,8 +31,8 @@ def arms(make, *, early=(1, 1), late=(0, 0), late_tpot=0.77):
     return off, arm
 
 
-def test_prediction_takes_acceptance_from_the_first_half_and_measures_the_second(make):
-    """Calibrated round 1.4 s over acceptance length 2 is 0.70 s; the second half measured 0.77 s."""
+def test_prediction_takes_acceptance_from_one_half_and_measures_the_other(make):
+    """Calibrated round 1.4 s over acceptance length 2 is 0.70 s; the other half measured 0.77 s."""
     off, arm = arms(make)
 
     told = predict(arm, off, TIMES, PLAIN)
@@ -42,7 +44,7 @@ def test_prediction_takes_acceptance_from_the_first_half_and_measures_the_second
 
 
 def test_prediction_is_blind_to_acceptance_and_time_it_is_judged_by(make):
-    """Changing what the second half accepted or took leaves the predicted time alone."""
+    """Changing what the measured half accepted or took leaves the predicted time alone."""
     first = predict(*reversed(arms(make)), TIMES, PLAIN)
     second = predict(*reversed(arms(make, late=(2, 2), late_tpot=0.1)), TIMES, PLAIN)
 
@@ -132,11 +134,66 @@ def test_prediction_without_calibration_says_so(make, times, plain, reason):
     assert reason in (told.reason or "")
 
 
-def test_prediction_from_one_block_is_absent(make):
+@pytest.mark.parametrize("index", [0, 1])
+def test_prediction_from_one_block_is_absent(make, index):
     """One block cannot give both the acceptance and the measurement."""
     off, arm = arms(make)
 
-    told = predict(arm.only([(0, 0)]), off, TIMES, PLAIN)
+    told = predict(arm.only([(0, index)]), off, TIMES, PLAIN)
 
     assert told.predicted_tpot_s is None
     assert "one block only" in (told.reason or "")
+
+
+def test_prediction_of_a_category_with_one_block_says_one_block(make):
+    """A block of code beside two of chat is in one half only, whatever drafts that half has."""
+    off, arm = (
+        make.arm_data(
+            config,
+            {
+                (0, i): make.block(category=category, name=f"p{i}-0", steps=steps)
+                for i, category in enumerate(("code", "chat", "chat"))
+            },
+        )
+        for config, steps in ((make.off, ()), (make.chain(2), make.steps([1], 2)))
+    )
+
+    assert "one block only" in (predict(arm, off, TIMES, PLAIN, scope="code").reason or "")
+    assert predict(arm, off, TIMES, PLAIN, scope="chat").predicted_tpot_s == pytest.approx(0.70)
+
+
+@pytest.mark.parametrize(
+    ("categories", "early"),
+    [
+        pytest.param(("a", "b", "c", "d") * 2, [0, 2, 5, 7], id="each-category-in-both-halves"),
+        pytest.param(("a", "b", "c", "d"), [0, 2], id="one-block-each-fills-both-alike"),
+        pytest.param(("a", "b") * 3, [0, 3, 4], id="odd-counts-fill-both-alike"),
+        pytest.param(("a",) * 4, [0, 2], id="one-category-takes-turns"),
+    ],
+)
+def test_halves_split_within_each_category(make, categories, early):
+    """Single-prompt blocks in category order: no half gets the first categories and none the last."""
+    data = make.arm_data(
+        make.off, {(0, i): make.block(category=category) for i, category in enumerate(categories)}
+    )
+
+    first, second = halves(data)
+
+    assert [index for _, index in first.blocks] == early
+    assert sorted([*first.blocks, *second.blocks]) == sorted(data.blocks)
+
+
+def test_halves_of_mixed_blocks_hold_the_same_mixes(make):
+    """Blocks of a+b and of c+d in turn: taking every second block would part the mixes."""
+    mixes = (("a", "b"), ("c", "d")) * 2
+    data = make.arm_data(
+        make.off,
+        {
+            (0, i): replace(make.block(), requests=tuple(make.request(category=name) for name in mix))
+            for i, mix in enumerate(mixes)
+        },
+    )
+
+    first, second = halves(data)
+
+    assert first.categories == second.categories == ("a", "b", "c", "d")
