@@ -84,13 +84,14 @@ def _deepest(cell: CellComparison) -> int:
 
 
 def _losing(cell: CellComparison) -> Iterator[str]:
-    """Why the best candidate loses: its dearest part, break-even acceptance length, zero-accept share."""
+    """Why the best candidate loses: its dearest part, break-even tokens a step, zero-accept share."""
     leader = _leader(cell)
     plain = _plain_rounds(cell)
     if leader is None or plain is None or cell.decision.verdict != "off" or not is_clear_loss(leader):
         return
     rounds, length = leader.rounds, _length(leader)
-    if rounds is None or length is None or leader.acceptance is None:
+    needed = cell.break_even(leader)
+    if rounds is None or needed is None or length is None or leader.acceptance is None:
         return
     excess = {
         "draft": rounds.draft_s,
@@ -103,8 +104,8 @@ def _losing(cell: CellComparison) -> Iterator[str]:
     step = rounds.draft_s / leader.config.num_steps / plain.total_s
     yield (
         f"{leader.config.label} at {cell.cell.label} loses: {part} too expensive, {excess[part] / plain.total_s:.2f} "
-        f"of a plain step a round (one draft step costs {step:.2f}); break-even acceptance length "
-        f"{rounds.total_s / plain.total_s:.2f}, measured {length:.2f}{share}."
+        f"of a plain step a round (one draft step costs {step:.2f}); break-even at "
+        f"{needed:.2f} tokens a step, emitted {rounds.tokens_per_sequence:.2f} (acceptance length {length:.2f}){share}."
     )
 
 

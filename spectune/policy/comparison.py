@@ -54,13 +54,13 @@ class Latency:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rounds:
-    """Full-batch decode rounds of an arm: mean seconds by part, and tokens per sequence and round."""
+    """Decode rounds of an arm: mean seconds of a full-batch round by part, and what a sequence gets from one."""
 
     num_rounds: int
     draft_s: float
     verify_s: float
     other_s: float
-    tokens_per_sequence: float
+    tokens_per_sequence: float  # Σ emitted / Σ batch size over all decode rounds
     round_tpot_s: float  # round time / tokens per sequence
 
     @property
@@ -70,8 +70,8 @@ class Rounds:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prediction:
-    """Theory beside measurement. Times from the calibration prompts, acceptance from the first half
-    of the blocks, measurement from the second half: never circular."""
+    """Theory beside measurement. Times from the calibration prompts, acceptance from one half of
+    the blocks, measurement from the other half: never circular."""
 
     predicted_tpot_s: float | None
     measured_tpot_s: float | None
@@ -79,7 +79,7 @@ class Prediction:
     predicted_speedup: float | None
     ideal_speedup: float | None  # Leviathan Thm 3.8 from alpha and c
     draft_cost_ratio: float | None  # c: one draft step / one plain step
-    break_even_acceptance_length: float | None  # round time / plain round time
+    break_even_acceptance_length: float | None  # calibrated round time / plain round time
     floor_tpot_s: float | None  # bytes / measured read bandwidth / acceptance length
     floor_share: float | None  # floor / measured, 0..1
     # log-speedup by part: acceptance, verify, draft, other, residual
@@ -135,6 +135,13 @@ class CellComparison:
 
     def arm(self, config: SpecConfig) -> ArmSummary:
         return next(arm for arm in self.arms if arm.config == config)
+
+    def break_even(self, arm: ArmSummary) -> float | None:
+        """Tokens a step has to emit for `arm` to be as fast as plain decoding, from both measured rounds."""
+        plain = next((other.rounds for other in self.arms if other.config.is_off), None)
+        if arm.config.is_off or arm.rounds is None or plain is None or plain.total_s <= 0:
+            return None
+        return arm.rounds.total_s / (plain.total_s / plain.tokens_per_sequence)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

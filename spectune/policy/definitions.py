@@ -20,13 +20,19 @@ DEFINITIONS: dict[str, str] = {
     "proposed_per_step": "drafted tokens per step, steps without a draft included",
     "survival": "share of all steps that accepted at least this many drafts; sums to acceptance_length - 1",
     "zero_accept_share": "share of the steps with a draft that accepted none of it",
-    "tpot_s": "(end to end - time to first token) / (output tokens - 1) of a request, seconds",
+    "tpot_s": (
+        "(end to end - time to first token) / (output tokens - 1) of a request, seconds; at batch > 1 it contains "
+        "the prefill of requests admitted meanwhile, which round_tpot_s does not"
+    ),
     "ttft_s": "first token - arrival, seconds",
-    "inter_chunk_s": "gap between stream events; an event may hold several tokens, so this is no token time",
+    "inter_chunk_s": (
+        "gap between stream events; an event may hold several tokens, so this is no token time; contains the "
+        "prefill of requests admitted meanwhile"
+    ),
     "e2e_s": "finish - arrival, seconds",
     "round_tpot_s": (
-        "seconds of full-batch decode rounds / tokens per sequence in them; prefill and the draining tail are "
-        "left out"
+        "mean seconds of a full-batch decode round / tokens a sequence gets from a round; the tokens are those of "
+        "all decode rounds, for the first sequences to finish are the fast ones; prefill is left out"
     ),
     "output_tokens_per_s": "output tokens of successful requests / duration of their blocks",
     "speedup": (
@@ -36,16 +42,18 @@ DEFINITIONS: dict[str, str] = {
     "speedup_ci": "95% Student t interval of the mean log ratio over those clusters; null without an interval",
     "speedup_basis": (
         "paired blocks: both arms decoded the same blocks in turn; paired requests: the same, blocks of one "
-        "category; pooled round time: the arm's rounds over all categories / the category's acceptance length"
+        "category; pooled round time: the arm's rounds over all categories / tokens that a step of the category emits"
     ),
     "predicted_speedup": (
-        "acceptance length of the first half of the blocks * plain round / speculative round, rounds "
+        "acceptance length of one half of the blocks * plain round / speculative round, rounds "
         "calibrated on other prompts"
     ),
     "ideal_speedup": "(1 - alpha^(K+1)) / ((1 - alpha)(K c + 1)): verification as cheap as a plain step",
     "draft_cost_ratio": "c: one draft step / one plain round",
-    "break_even_acceptance_length": "speculative round / plain round: below this speculation is slower",
-    "residual_fraction": "measured / predicted time per token - 1; measured on the second half of the blocks",
+    "break_even_acceptance_length": (
+        "calibrated speculative round / calibrated plain round: below this speculation is predicted to be slower"
+    ),
+    "residual_fraction": "measured / predicted time per token - 1; measured on the other half of the blocks",
     "floor_tpot_s": "bytes of weights and cached keys and values / measured read bandwidth / acceptance length",
     "waterfall": "log of the speedup by part; the parts sum to the log of the measured speedup",
     "mean_tpot_ms": "vLLM's name for the mean of tpot_s, milliseconds",

@@ -180,7 +180,7 @@ def prediction_chart(cells: Sequence[CellComparison], styles: Styles, *, is_simu
         figure.legend(handles.values(), [one_line(label, LABEL_LIMIT) for label in handles],
                       loc="outside lower center", ncols=min(5, across + 2), fontsize=9)  # fmt: skip
     caption = (
-        "Predicted against measured time per output token (TPOT). On the dashed line the model is right; "
+        "Predicted against measured time per output token in decode rounds. On the dashed line the model is right; "
         "above it the engine is slower than predicted. The band is 5% to either side."
     )
     return chart_html(figure, "prediction", caption, is_simulated=is_simulated)

@@ -73,14 +73,21 @@ def round_chart(cells: Sequence[CellComparison], *, is_simulated: bool) -> Html 
 
 
 def break_even_chart(cells: Sequence[CellComparison], *, is_simulated: bool) -> Html | None:
-    """Measured acceptance length beside the one at which speculation starts to pay."""
+    """Tokens a step emits beside those at which speculation starts to pay, both from measured rounds."""
+
+    measured = {
+        id(arm): (need, arm.rounds.tokens_per_sequence)
+        for item in cells
+        for arm in item.arms
+        if arm.rounds is not None and (need := item.break_even(arm)) is not None
+    }
 
     def has_both(arm: ArmSummary) -> bool:
-        return _break_even(arm) is not None
+        return all(map(is_number, measured.get(id(arm), (None,))))
 
     def draw(axes: Any, arms: list[ArmSummary]) -> None:
         for row, arm in enumerate(arms):
-            need, have = _break_even(arm) or (1.0, 1.0)
+            need, have = measured[id(arm)]
             colour = GOOD if have > need else BAD
             axes.plot([need, have], [row, row], color=colour, linewidth=3, alpha=0.45, marker="")
             axes.plot(
@@ -90,29 +97,21 @@ def break_even_chart(cells: Sequence[CellComparison], *, is_simulated: bool) -> 
             sign = "+" if have >= need else "\N{MINUS SIGN}"
             axes.annotate(f"{sign}{abs(have - need):.2f}", (max(need, have), row), xytext=(9, 0), va="center",
                           textcoords="offset points", fontsize=9, color=colour)  # fmt: skip
-        axes.set_xlim(0.9, 0.9 + 1.18 * (max(max(_break_even(arm) or (1.0,)) for arm in arms) - 0.9))
+        axes.set_xlim(0.9, 0.9 + 1.18 * (max(max(measured[id(arm)]) for arm in arms) - 0.9))
 
-    figure = _panels(cells, has_both, draw, "acceptance length (tokens per round)")
+    figure = _panels(cells, has_both, draw, "tokens per step")
     if figure is None:
         return None
     with chart_style():
         handles = [
             Line2D([], [], marker="|", markersize=12, markeredgewidth=2.2, color=INK, linestyle="none",
                    label="break-even"),
-            Line2D([], [], marker="o", color=GOOD, linestyle="none", label="measured, above"),
-            Line2D([], [], marker="o", color=BAD, linestyle="none", label="measured, below"),
+            Line2D([], [], marker="o", color=GOOD, linestyle="none", label="emitted, above"),
+            Line2D([], [], marker="o", color=BAD, linestyle="none", label="emitted, below"),
         ]  # fmt: skip
         figure.legend(handles=handles, loc="outside lower center", ncols=3, fontsize=9)
-    caption = "Acceptance length that each arm needs (bar) and has (dot). The number is the margin."
+    caption = "Tokens that a step of each arm has to emit (bar) and emits (dot). The number is the margin."
     return chart_html(figure, "break-even", caption, is_simulated=is_simulated)
-
-
-def _break_even(arm: ArmSummary) -> tuple[float, float] | None:
-    need = arm.prediction.break_even_acceptance_length if arm.prediction else None
-    have = arm.acceptance.acceptance_length if arm.acceptance else None
-    if need is None or have is None or not is_number(need) or not is_number(have) or arm.config.is_off:
-        return None
-    return need, have
 
 
 def category_chart(cells: Sequence[CellComparison], styles: Styles, *, is_simulated: bool) -> Html | None:

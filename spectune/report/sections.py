@@ -119,8 +119,8 @@ def prediction(summary: RunSummary, styles: Styles) -> Html:
     return section(
         "prediction",
         "Predicted against measured",
-        "Times come from calibration prompts and acceptance from the first half of the blocks; the "
-        "measurement is the second half.",
+        "Times come from calibration prompts and acceptance from one half of the blocks; the "
+        "measurement is the other half.",
         chart or _no_chart("no arm has both a prediction and a measurement"),
         tables.prediction_table(summary.cells),
         "<h3>Speedup by cause</h3>",
@@ -144,8 +144,9 @@ def break_even(summary: RunSummary) -> Html:
     chart = panels.break_even_chart(summary.cells, is_simulated=summary.is_simulated)
     return section(
         "break-even",
-        "Break-even acceptance length",
-        "Speculation pays where the measured acceptance length is above round time over plain round time.",
+        "Break-even",
+        "Speculation pays where a step emits more tokens than its round costs in plain rounds, both measured. "
+        "Emitted tokens are a little below the acceptance length: the end of a request cuts its last step.",
         chart or _no_chart("no speculative arm has both numbers"),
         tables.break_even_table(summary.cells),
     )
@@ -167,7 +168,7 @@ def categories(summary: RunSummary, styles: Styles) -> Html:
         "categories",
         "By category",
         "Base is plain decoding. The total row is pooled over the raw counts of all requests, "
-        "never a mean of the rows.",
+        "never a mean of the rows. Time per token is that of decode rounds, which the speedup compares.",
         chart or _no_chart("no category has a speedup of its own"),
         verdicts.category_table(summary),
     )
@@ -178,7 +179,8 @@ def latency(summary: RunSummary) -> Html:
         "latency",
         "Latency and throughput",
         "TPOT is time per output token after the first, TTFT time to the first token. The inter-chunk gap is "
-        "the time between stream events; a chunk may hold several tokens, so it is not a time per token.",
+        "the time between stream events; a chunk may hold several tokens, so it is not a time per token. At "
+        "batch above 1 TPOT and gaps contain the prefill of requests admitted meanwhile; speedups do not.",
         tables.latency_table(summary.cells),
     )
 

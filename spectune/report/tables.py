@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from spectune.policy.comparison import ArmSummary, CellComparison, RunSummary, Spread
-from spectune.records import Status
+from spectune.records import Interval, Status
 from spectune.report.grid import Row, chip, numbers, share_bar, table, words
 from spectune.report.text import (
     DASH,
@@ -27,6 +27,7 @@ NO_DRAFTS = "plain decoding proposes no drafts"
 IS_BASE = "the plain arm is what speedups are measured against"
 NO_ROUNDS = "no full-batch decode rounds were recorded"
 NO_LATENCY = "no latency was recorded"
+NO_LENGTH = "no draft was ever proposed"
 
 
 def why_absent(arm: ArmSummary, otherwise: str) -> str:
@@ -108,8 +109,9 @@ def _shares(values: Sequence[float | None], why: str) -> Value:
 def prediction_table(cells: Sequence[CellComparison]) -> Html:
     """Theory beside measurement, with the residual."""
     columns = (
-        numbers("Batch"), words("Arm"), numbers("Predicted TPOT", "ms"), numbers("Measured TPOT", "ms"),
-        numbers("Residual", "measured over predicted"), numbers("Predicted speedup"),
+        numbers("Batch"), words("Arm"), numbers("Predicted time per token", "ms"),
+        numbers("Measured time per token", "ms"), numbers("Residual", "measured over predicted"),
+        numbers("Predicted speedup"), numbers("Predicted break-even", "acceptance length"),
         numbers("Ideal speedup", "free verification"), numbers("Draft cost ratio c"),
     )  # fmt: skip
     rows = []
@@ -126,6 +128,7 @@ def prediction_table(cells: Sequence[CellComparison]) -> Html:
                 milliseconds(got.measured_tpot_s if got else None, why),
                 percent(got.residual_fraction if got else None, why, digits=1, signed=True),
                 number(got.predicted_speedup if got else None, of_spec, suffix=TIMES),
+                number(got.break_even_acceptance_length if got else None, of_spec),
                 number(got.ideal_speedup if got else None, of_chain, suffix=TIMES),
                 number(got.draft_cost_ratio if got else None, of_spec, digits=3),
             )
@@ -163,7 +166,7 @@ def _exp(value: float | None) -> float | None:
 
 
 def round_table(cells: Sequence[CellComparison]) -> Html:
-    """Mean time of a full-batch decode round by part."""
+    """Mean time of a full-batch decode round by part, and what a sequence gets from a round."""
     columns = (
         numbers("Batch"), words("Arm"), numbers("Draft", "ms"), numbers("Verify", "ms"),
         numbers("Other", "ms"), numbers("Round", "ms"), numbers("Tokens per sequence"),
@@ -194,37 +197,43 @@ def round_table(cells: Sequence[CellComparison]) -> Html:
 
 
 def break_even_table(cells: Sequence[CellComparison]) -> Html:
-    """Acceptance length needed and had."""
+    """Tokens a step has to emit and emits; the acceptance length beside them."""
     columns = (
-        numbers("Batch"), words("Arm"), numbers("Break-even", "tokens per round"),
-        numbers("Measured", "tokens per round"), numbers("Margin"), words("Above break-even"),
+        numbers("Batch"), words("Arm"), numbers("Break-even", "tokens per step"),
+        numbers("Emitted", "tokens per step"), numbers("Margin"), words("Above break-even"),
+        numbers("Acceptance length"),
     )  # fmt: skip
     rows = []
     for item, arm in each_arm(cells):
         if arm.config.is_off:
             continue
-        need = arm.prediction.break_even_acceptance_length if arm.prediction else None
-        have = arm.acceptance.acceptance_length if arm.acceptance else None
-        why = why_absent(
-            arm, (arm.prediction.reason if arm.prediction else None) or "no acceptance or round time"
-        )
+        need, have = item.break_even(arm), arm.rounds.tokens_per_sequence if arm.rounds else None
+        length = arm.acceptance.acceptance_length if arm.acceptance else None
+        why = why_absent(arm, f"{NO_ROUNDS} of this arm or of plain decoding")
         margin = have - need if need is not None and have is not None else None
-        if margin is None or not is_number(margin):
-            signed, is_above = number(margin, why), number(margin, why)
-        else:
+        signed: Value = number(margin, why)
+        if margin is not None and not isinstance(signed, Missing):
             signed = f"{margin:+.2f}".replace("-", "\N{MINUS SIGN}")
-            is_above = "yes" if margin > 0 else "no"
         rows.append(
-            arm_row(item, arm, number(need, why), number(have, why),
-                    signed, is_above)
+            arm_row(item, arm, number(need, why), number(have, why), signed,
+                    _is_above(margin, arm.speedup, why), number(length, why_absent(arm, NO_LENGTH)))
         )  # fmt: skip
     return table(columns, rows, empty="No speculative arm has both numbers.")
+
+
+def _is_above(margin: float | None, gain: Interval | None, why: str) -> Value:
+    """Whether the margin is positive, and that it is noise where pairing by blocks says the opposite."""
+    if margin is None or not is_number(margin):
+        return number(margin, why)
+    if gain is not None and (gain.value > 1) != (margin > 0):
+        return "about even"
+    return "yes" if margin > 0 else "no"
 
 
 def floor_table(cells: Sequence[CellComparison]) -> Html:
     """How near each arm is to the time that its bytes need at the measured read bandwidth."""
     columns = (
-        numbers("Batch"), words("Arm"), numbers("Floor", "ms per token"), numbers("Measured TPOT", "ms"),
+        numbers("Batch"), words("Arm"), numbers("Floor", "ms per token"), numbers("Measured", "ms per token"),
         words("Share of the floor reached"),
     )  # fmt: skip
     if not any(arm.prediction and arm.prediction.floor_tpot_s is not None for _, arm in each_arm(cells)):
@@ -245,12 +254,12 @@ def floor_table(cells: Sequence[CellComparison]) -> Html:
 
 
 def latency_table(cells: Sequence[CellComparison]) -> Html:
-    """Latency of whole requests in ms, and throughput."""
+    """Latency of whole requests in ms, throughput and peak memory."""
     columns = (
         numbers("Batch"), words("Arm"), numbers("TPOT mean", "ms"), numbers("TPOT p50", "ms"),
         numbers("TPOT p90", "ms"), numbers("TPOT p99", "ms"), numbers("TTFT p50", "ms"),
         numbers("TTFT p99", "ms"), numbers("Inter-chunk gap p50", "ms"), numbers("Inter-chunk gap p99", "ms"),
-        numbers("Throughput", "tokens/s"), numbers("n", "requests"),
+        numbers("Throughput", "tokens/s"), numbers("Peak memory", "MiB"), numbers("n", "requests"),
     )  # fmt: skip
     rows = []
     for item, arm in each_arm(cells):
@@ -268,6 +277,11 @@ def latency_table(cells: Sequence[CellComparison]) -> Html:
                 *_spread(ttft, why, "p50", "p99"),
                 *_spread(gap, why, "p50", "p99"),
                 number(arm.output_tokens_per_s, why, digits=1),
+                number(
+                    None if arm.peak_memory_bytes is None else arm.peak_memory_bytes / 2**20,
+                    why_absent(arm, "the backend did not report it"),
+                    digits=0,
+                ),
                 f"{tpot.n:,}" if tpot else Missing(reason=why),
             )
         )

@@ -9,7 +9,7 @@ from spectune.errors import SpectuneError
 from spectune.policy.comparison import ArmSummary, CellComparison, RunSummary
 from spectune.records import SpecConfig
 from spectune.report.grid import Row, chip, numbers, table, words
-from spectune.report.tables import NO_LATENCY, interval_unit, why_absent
+from spectune.report.tables import NO_ROUNDS, interval_unit, why_absent
 from spectune.report.text import (
     TIMES,
     Html,
@@ -61,8 +61,8 @@ def category_table(summary: RunSummary) -> Html:
     The speculative arm is the same in all rows of a batch size: the chosen one, else the fastest.
     """
     columns = (
-        numbers("Batch"), words("Category"), numbers("Base n", "requests"), numbers("Base TPOT", "ms"),
-        words("Speculative arm"), numbers("Spec n", "requests"), numbers("Spec TPOT", "ms"),
+        numbers("Batch"), words("Category"), numbers("Base n", "requests"), numbers("Base time per token", "ms"),
+        words("Speculative arm"), numbers("Spec n", "requests"), numbers("Spec time per token", "ms"),
         numbers("Acceptance length"), numbers("Speedup", interval_unit(summary.categories)),
         words("Speculate?"),
     )  # fmt: skip
@@ -105,9 +105,9 @@ def _category_row(item: CellComparison, config: SpecConfig | None, name: str, ki
         cells=(
             str(item.cell.batch_size),
             name,
-            *_tpot_cells(base, "no plain arm in this category"),
+            *_time_cells(base, "no plain arm in this category"),
             config_html(config, no_spec),
-            *_tpot_cells(spec, no_spec),
+            *_time_cells(spec, no_spec),
             number(own.acceptance_length if own else None, why_no_length),
             _speedup_and_basis(spec, no_spec),
             verdict,
@@ -125,12 +125,12 @@ def _speedup_and_basis(arm: ArmSummary | None, why: str) -> Value:
     return Html(f"{text}<small>{escape(arm.speedup_basis)}</small>")
 
 
-def _tpot_cells(arm: ArmSummary | None, why: str) -> tuple[Value, Value]:
-    """Number of requests and mean TPOT."""
+def _time_cells(arm: ArmSummary | None, why: str) -> tuple[Value, Value]:
+    """Number of requests and time per token in decode rounds, the one that the speedup compares."""
     if arm is None:
         return Missing(reason=why), Missing(reason=why)
-    tpot = arm.latency.tpot_s if arm.latency else None
-    return str(arm.num_requests), milliseconds(tpot.mean if tpot else None, why_absent(arm, NO_LATENCY))
+    seconds = arm.rounds.round_tpot_s if arm.rounds else None
+    return str(arm.num_requests), milliseconds(seconds, why_absent(arm, NO_ROUNDS))
 
 
 def policy_table(policy: Mapping[str, Any]) -> Html:

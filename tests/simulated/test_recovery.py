@@ -22,6 +22,7 @@ from spectune.metrics.acceptance import (
     survival,
 )
 from spectune.metrics.throughput import round_tpot
+from spectune.policy.summary import summarize
 from spectune.records import Sampling, SpecConfig
 from spectune.theory.speedup import break_even_acceptance_length, general_speedup, tau_from_hazards
 
@@ -111,6 +112,29 @@ def test_acceptance_recovers_the_declared_hazards(sweep, plan_of):
     assert acceptance_length(steps) == pytest.approx(1.77, abs=0.08)
     assert conditional_acceptance(survival(steps, 3)) == pytest.approx((0.5, 0.4, 0.35), abs=0.08)
     assert tau_from_hazards((0.5, 0.4, 0.35)) == pytest.approx(1.77)
+
+
+def test_speedup_of_mixed_categories_with_short_outputs_is_the_steady_one(sweep, plan_of, workload_of):
+    """Code always accepts its draft and chat never: 16 tokens after the first take 8 and 16 steps, so 8
+    sequences each emit 256 tokens in 192 steps, 4/3 a step. A round of K=1 at batch 16 costs 0.002 +
+    0.050 + 0.016 + 0.001 = 0.069 against 0.051: 0.986x. While all 16 run, 1.5 a step would say 1.11x."""
+    config = SpecConfig.chain("eagle3", 1)
+    truth = replace(truth_of(), hazards={"eagle3": {"default": (0.5,), "code": (1.0,), "chat": (0.0,)}})
+    backend = SimulatedBackend(truth=truth, seed=7)
+    plan = plan_of(
+        backend,
+        (config,),
+        workload=workload_of(("chat", "code"), each=8),
+        batch_sizes=(16,),
+        sampling=Sampling(max_tokens=17, ignore_eos=True),
+    )
+
+    cell = summarize(sweep(plan, backend)).cells[0]
+
+    told = cell.arm(config)
+    assert told.rounds.tokens_per_sequence == pytest.approx(4 / 3)
+    assert told.speedup.value == pytest.approx(4 / 3 * 0.051 / 0.069, rel=0.01)
+    assert cell.break_even(told) == pytest.approx(0.069 / 0.051, rel=0.01)
 
 
 def test_alpha_recovers_a_constant_hazard(sweep, plan_of):

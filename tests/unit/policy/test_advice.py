@@ -28,19 +28,21 @@ def test_advice_names_a_draft_that_is_too_expensive(make):
     assert "loses: draft too expensive, 2.70 of a plain step a round (one draft step costs 0.90)" in text
 
 
-def test_advice_prints_break_even_length_and_zero_accept_share_of_a_loss(make):
-    """Acceptance length 3.5 can lose: break-even 5.9, and 30% of the steps accept nothing."""
+def test_advice_prints_break_even_and_zero_accept_share_of_a_loss(make):
+    """Acceptance length 3.5 can lose: 3.4 emitted, break-even 5.9, and 30% of the steps accept nothing."""
     arm = make.arm(
         make.chain(5),
         0.59,
         acceptance=make.acceptance(3.5, zero_accept_share=0.30),
-        rounds=make.rounds(3.5, draft=1.7, verify=4.2),
+        rounds=make.rounds(3.4, draft=1.7, verify=4.2),
     )
 
     text = advice_of(make, arm)
 
     assert "verification too expensive" in text
-    assert "break-even acceptance length 5.90, measured 3.50; 30% of the steps with a draft accept" in text
+    assert (
+        "break-even at 5.90 tokens a step, emitted 3.40 (acceptance length 3.50); 30% of the steps with a draft"
+    ) in text
 
 
 def test_advice_to_sweep_deeper_needs_acceptance_above_four_at_the_deepest_chain(make):

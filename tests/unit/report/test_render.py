@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from spectune.policy.comparison import Failure, RunSummary
+from spectune.policy.comparison import ArmSummary, Failure, RunSummary, Spread
 from spectune.records import Interval, SpecConfig, Status
 from spectune.report import render_report, write_report
 
@@ -195,6 +195,59 @@ def test_render_categories_names_counts_of_both_arms(full_summary: RunSummary, r
     assert rows[9].endswith("off")  # chat at batch 16
     assert "pooled over the raw counts of all requests, never a mean of the rows" in categories
     assert len(rows) == 1 + 3 * (3 + 1)
+
+
+def test_render_time_beside_a_speedup_is_that_of_decode_rounds(one_point_summary: RunSummary) -> None:
+    """Request TPOT holds the prefill of others and may not stand beside a speedup that leaves it out."""
+    [cell] = one_point_summary.cells
+    slow = Spread(n=48, mean=9.0, p50=9.0, p90=9.0, p99=9.0)
+    arms = tuple(replace(arm, latency=replace(arm.latency, tpot_s=slow)) for arm in cell.arms if arm.latency)
+    cell = replace(cell, arms=arms)
+
+    html = render_report(replace(one_point_summary, cells=(cell,), categories=(replace(cell, scope="chat"),)))
+
+    rows = [Page(row).text for row in re.findall(r"<tr.*?</tr>", section_of(html, "categories"))]
+    assert rows[1].startswith("1 chat 48 41.20 eagle3 K=2 48 29.01 2.23 1.42")
+
+
+def break_even_row(summary: RunSummary) -> str:
+    html = section_of(render_report(summary), "break-even")
+    return Page(re.findall(r"<tr.*?</tr>", html)[1]).text
+
+
+def test_render_break_even_compares_measured_rounds(one_point_summary: RunSummary) -> None:
+    """A round of 60 ms against a plain one of 40 needs 1.5 tokens; 1.4 emitted are too few although the
+    acceptance length is 2.23 and the calibrated break-even 1.1."""
+    [cell] = one_point_summary.cells
+    plain, spec = cell.arms
+    assert plain.rounds is not None
+    assert spec.rounds is not None
+    assert spec.prediction is not None
+    one = replace(plain.rounds, draft_s=0.0, verify_s=0.040, other_s=0.0)
+    many = replace(spec.rounds, draft_s=0.010, verify_s=0.048, other_s=0.002, tokens_per_sequence=1.4)
+    lost = replace(
+        spec,
+        rounds=many,
+        speedup=Interval(value=0.93, low=0.9, high=0.96, n=8),
+        prediction=replace(spec.prediction, break_even_acceptance_length=1.1),
+    )
+
+    def told(arm: ArmSummary) -> RunSummary:
+        return replace(one_point_summary, cells=(replace(cell, arms=(replace(plain, rounds=one), arm)),))
+
+    assert break_even_row(told(lost)) == "1 eagle3 K=2 1.50 1.40 \N{MINUS SIGN}0.10 no 2.23"
+    even = replace(lost, speedup=Interval(value=1.01, low=0.97, high=1.05, n=8))
+    assert "about even" in break_even_row(told(even))
+    unmeasured = replace(lost, rounds=None)
+    assert break_even_row(told(unmeasured)).count("\N{EM DASH}") == 4
+
+
+def test_render_latency_shows_the_peak_memory_of_every_arm(full_summary: RunSummary, render: Render) -> None:
+    """812 MB are 774 MiB; five arms in three cells each show theirs."""
+    latency = section_of(render(full_summary), "latency")
+
+    assert "Peak memory" in latency
+    assert latency.count(">774<") == 15
 
 
 def test_render_decision_row_has_interval_and_reason(full_summary: RunSummary, render: Render) -> None:
