@@ -80,9 +80,9 @@ class Tally:
 
     @property
     def time_left_s(self) -> float:
-        """From the pace so far; from the estimate before anything was measured."""
+        """From the pace so far; from the estimate until a twentieth is done (calibration comes first)."""
         here = self.fraction - self._resumed_fraction
-        if here <= 0:
+        if here < 0.05:
             return self._work_s * (1 - self.fraction)
         return (self._clock() - self._start_s) * (1 - self.fraction) / here
 

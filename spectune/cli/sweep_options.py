@@ -158,7 +158,7 @@ class SweepOptions:
 
 
 QUICK: dict[str, Any] = {
-    "num_tokens": "1,3,5",
+    "num_tokens": "1,3",
     "topk": "1,4",
     "num_draft_tokens": "8",
     "batch_size": "1,4,16",

@@ -117,7 +117,7 @@ def _tau(early: ArmData, scope: str) -> float | None:
     """Acceptance length of one half; 1 for plain decoding."""
     if early.config.is_off:
         return 1.0
-    return accept.acceptance_length(accept.pooled_steps(early.requests_of(scope)))
+    return accept.emitted_per_step(accept.pooled_steps(early.requests_of(scope)))
 
 
 def _measured(late: ArmData) -> float | None:
