@@ -6,18 +6,16 @@ requested size while requests wait; the prefill of a new slot is a round of its 
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import NamedTuple
 
 import torch
 
 from spectune.engine.drafter import Drafter
 from spectune.engine.kv_cache import KVCache, SlotView
+from spectune.engine.memory import peak_memory_bytes, reset_peak_memory
+from spectune.engine.running import RowView, Running
 from spectune.engine.sampling import RowSampling, choose
 from spectune.engine.step import Batch, Stopwatch, Turn, step
 from spectune.engine.target import Target
@@ -36,29 +34,6 @@ from spectune.records import (
 )
 
 _EMA = 0.2
-
-
-class RowView(NamedTuple):
-    """A running row as an observer of rounds sees it."""
-
-    request_id: str
-    slot: int
-    num_outputs: int
-
-
-@dataclass(slots=True)
-class _Running:
-    """A request in a slot: what grows while it decodes."""
-
-    request: Request
-    slot: int
-    arrival_s: float
-    length: int = 0
-    output_ids: list[int] = field(default_factory=list)
-    steps: list[StepRecord] = field(default_factory=list)
-    chunk_s: list[float] = field(default_factory=list)
-    margins: list[float] = field(default_factory=list)
-    finish_reason: str | None = None
 
 
 class Engine:
@@ -119,7 +94,7 @@ class Engine:
         run = _Run(self, drafter, forced_text)
         waiting = deque(requests)
         finished: list[RequestRecord] = []
-        _reset_peak_memory(self.target.device)
+        reset_peak_memory(self.target.device)
         start_s = self._clock()
         while waiting or run.running:
             while waiting and len(run.running) < self.batch_size:
@@ -138,7 +113,7 @@ class Engine:
             requests=tuple(finished),
             rounds=tuple(run.rounds),
             duration_s=self._clock() - start_s,
-            peak_memory_bytes=_peak_memory_bytes(self.target.device),
+            peak_memory_bytes=peak_memory_bytes(self.target.device),
         )
 
     def _reserve(self, requests: Sequence[Request], config: SpecConfig, drafter: Drafter | None) -> None:
@@ -185,14 +160,14 @@ class _Run:
         self, engine: Engine, drafter: Drafter | None, texts: dict[str, Sequence[int]] | None
     ) -> None:
         self._engine, self._drafter, self._texts = engine, drafter, texts
-        self.running: list[_Running] = []
+        self.running: list[Running] = []
         self.rounds: list[RoundRecord] = []
         self.num_emitted = 0
         self._free = list(range(engine.batch_size))
         self._ema: float | None = None
 
     def views(self) -> list[RowView]:
-        return [RowView(row.request.request_id, row.slot, len(row.output_ids)) for row in self.running]
+        return [row.view() for row in self.running]
 
     def ask(self, chooser: Chooser) -> SpecConfig:
         """The configuration of the next round, from what the engine sees of its load."""
@@ -202,7 +177,7 @@ class _Run:
     def admit(self, request: Request, finished: list[RequestRecord]) -> None:
         """Prefill a request into the lowest free slot and emit its first token."""
         engine = self._engine
-        row = _Running(request=request, slot=min(self._free), arrival_s=engine._clock())
+        row = Running(request=request, slot=min(self._free), arrival_s=engine._clock())
         self._free.remove(row.slot)
         watch = Stopwatch(engine._clock, engine.target.device)
         start_s = row.arrival_s
@@ -228,7 +203,7 @@ class _Run:
         if reason is not None:
             self._finish(row, reason, finished)
 
-    def _prefill(self, row: _Running, watch: Stopwatch) -> tuple[int, dict[str, float]]:
+    def _prefill(self, row: Running, watch: Stopwatch) -> tuple[int, dict[str, float]]:
         """Run the prompt in chunks through target and draft; returns the first output token."""
         engine, drafter = self._engine, self._drafter
         target, prompt = engine.target, row.request.prompt_ids
@@ -309,7 +284,7 @@ class _Run:
             )
         )
 
-    def _batch(self, rows: list[_Running]) -> Batch:
+    def _batch(self, rows: list[Running]) -> Batch:
         device = self._engine.target.device
         requests = [row.request for row in rows]
         return Batch(
@@ -322,7 +297,7 @@ class _Run:
             forced_text=None if self._texts is None else [self._texts[r.request_id] for r in requests],
         )
 
-    def _apply(self, row: _Running, index: int, turn: Turn, now: float, finished: list[RequestRecord]) -> int:
+    def _apply(self, row: Running, index: int, turn: Turn, now: float, finished: list[RequestRecord]) -> int:
         """Add a round's tokens to a row, cut at EOS, stop or length; returns how many were emitted."""
         tokens = turn.emitted[index]
         kept: list[int] = []
@@ -352,7 +327,7 @@ class _Run:
             self._finish(row, reason, finished)
         return len(kept)
 
-    def _ends(self, row: _Running, token: int, kept: list[int]) -> Cut | None:
+    def _ends(self, row: Running, token: int, kept: list[int]) -> Cut | None:
         """Why the row ends with the token just appended, or None."""
         sampling = row.request.sampling
         if self._texts is not None:
@@ -368,27 +343,14 @@ class _Run:
             return Cut.LENGTH
         return None
 
-    def _finish(self, row: _Running, reason: Cut, finished: list[RequestRecord]) -> None:
+    def _finish(self, row: Running, reason: Cut, finished: list[RequestRecord]) -> None:
         self.running.remove(row)
         self._free.append(row.slot)
         if self._drafter is not None:
             self._drafter.stop(row.slot)
         if row.margins:
             self._engine.margins[row.request.request_id] = row.margins
-        finished.append(
-            RequestRecord(
-                request_id=row.request.request_id,
-                category=row.request.category,
-                num_prompt_tokens=len(row.request.prompt_ids),
-                output_ids=tuple(row.output_ids),
-                arrival_s=row.arrival_s,
-                first_token_s=row.chunk_s[0],
-                finish_s=row.chunk_s[-1],
-                finish_reason=str(reason),
-                chunk_s=tuple(row.chunk_s),
-                steps=tuple(row.steps),
-            )
-        )
+        finished.append(row.record(reason))
 
 
 def _parts(turn: Turn) -> float:
@@ -397,24 +359,3 @@ def _parts(turn: Turn) -> float:
 
 def _round_up(value: int, multiple: int) -> int:
     return -(-value // multiple) * multiple
-
-
-def _reset_peak_memory(device: torch.device) -> None:
-    """Start a new high-water mark, so that a peak belongs to one block."""
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)
-        return
-    with contextlib.suppress(OSError):  # Linux only; elsewhere no peak is told
-        Path("/proc/self/clear_refs").write_text("5")
-
-
-def _peak_memory_bytes(device: torch.device) -> int | None:
-    """Peak since the last reset: of the device's allocator, or resident memory of this process."""
-    if device.type == "cuda":
-        return int(torch.cuda.max_memory_allocated(device))
-    try:
-        status = Path("/proc/self/status").read_text()
-    except OSError:
-        return None
-    line = next((line for line in status.splitlines() if line.startswith("VmHWM:")), None)
-    return None if line is None else int(line.split()[1]) * 1024

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from spectune.engine.scheduler import Engine, RowView
+from spectune.engine.running import RowView
+from spectune.engine.scheduler import Engine
 from spectune.engine.tree import DraftPool
 from spectune.errors import UsageError
 from spectune.records import BlockResult, Request, SpecConfig
