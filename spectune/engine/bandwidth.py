@@ -7,11 +7,11 @@ import time
 import torch
 
 _LEAST_BYTES = 64 * 1024 * 1024
-_REPEATS = 5
+_REPEATS = 15
 
 
 def read_bandwidth_bytes_per_s(device: torch.device, num_bytes: int) -> float:
-    """Best of five sums over a buffer of the size of the weights, with torch's own threads.
+    """Best of fifteen sums over a buffer of the size of the weights, with torch's own threads.
 
     The same size, so that a cache which holds the weights holds the buffer too.
     """

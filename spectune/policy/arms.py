@@ -150,6 +150,10 @@ def mean_kv_tokens(data: ArmData) -> float | None:
     return sum(turn.kv_tokens for turn in full) / len(full) if full else None
 
 
+MEASURED_FLOOR_TOLERANCE = 0.5
+"""A bandwidth measured while other work ran is too low, so only twice the speed of it is impossible."""
+
+
 def floor_round_s(data: ArmData, fingerprint: Fingerprint | None) -> float | None:
     """Least seconds of one round: target weights and cached keys and values over the measured read
     bandwidth. The head's bytes are left out: a small head may stay in a cache."""
@@ -199,6 +203,7 @@ def _impossible(
         acceptance_length=accept.acceptance_length(steps),
         num_steps=data.config.num_steps,
         num_draft_tokens=data.config.num_draft_tokens,
+        floor_tolerance=MEASURED_FLOOR_TOLERANCE,
     )
 
 

@@ -143,4 +143,6 @@ def _floor(
     if round_floor is None:
         return None, None
     floor = round_floor / tau
+    if measured is not None and floor > measured:
+        return None, None  # the bandwidth was measured too low: it bounds nothing
     return floor, None if measured is None else floor / measured

@@ -91,6 +91,14 @@ def test_arm_with_a_broken_identity_is_suspect_and_named(make):
     assert arm.rounds is None
 
 
+def test_arm_somewhat_faster_than_a_measured_bandwidth_allows_is_kept(make):
+    """A bandwidth measured beside other work is too low; it refuses nothing that is near it."""
+    fingerprint = make.fingerprint(weight_bytes=1000, kv_bytes_per_token=1, read_bandwidth_bytes_per_s=1000.0)
+    data = make.arm_data(make.off, {(0, 0): make.block(tpot_s=0.7, kv_tokens=100)})
+
+    assert summarize_arm(data, fingerprint=fingerprint).status is Status.OK
+
+
 def test_arm_faster_than_its_bytes_can_be_read_is_suspect(make):
     """Rounds of 0.5 s are impossible where reading weights and cache takes 1.1 s."""
     fingerprint = make.fingerprint(weight_bytes=1000, kv_bytes_per_token=1, read_bandwidth_bytes_per_s=1000.0)
