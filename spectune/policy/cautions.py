@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 
 from spectune.policy.comparison import ArmSummary, CellComparison
@@ -10,6 +11,12 @@ from spectune.policy.verdict import place_names
 from spectune.records import Cell, Status
 
 RESIDUAL_LIMIT = 0.10
+
+# The words of measure.divergence, which this stack does not import; a test holds the two together.
+NEAR_TIE = re.compile(
+    r"(?P<differing>\d+) of (?P<shared>\d+) outputs differ from plain decoding, the earliest at token "
+    r"(?P<token>\d+), where the two best tokens are (?P<gap>\S+) apart: a near tie \(limit (?P<limit>\S+)\)"
+)
 
 
 def run_cautions(
@@ -45,11 +52,29 @@ def _of_arms(cells: Sequence[CellComparison], places: Mapping[Cell, str]) -> lis
     found = []
     for cell in cells:
         sharing: dict[str, list[str]] = {}
+        near_ties: list[re.Match[str]] = []
         for arm in cell.arms:
             for text in _arm_cautions(arm):
-                sharing.setdefault(text, []).append(arm.config.label)
+                if near_tie := NEAR_TIE.fullmatch(text):
+                    near_ties.append(near_tie)
+                else:
+                    sharing.setdefault(text, []).append(arm.config.label)
+        if near_ties:
+            found.append(f"at {places[cell.cell]}, {_near_ties(near_ties)}")
         found += [f"{', '.join(labels)} at {places[cell.cell]}: {text}" for text, labels in sharing.items()]
     return found
+
+
+def _near_ties(found: Sequence[re.Match[str]]) -> str:
+    """All arms whose outputs leave plain decoding's at near ties, in one sentence."""
+    shares = sorted(int(match["differing"]) / int(match["shared"]) for match in found)
+    share = f"{shares[0]:.0%}" if shares[0] == shares[-1] else f"{shares[0]:.0%} to {shares[-1]:.0%}"
+    first = min(found, key=lambda match: int(match["token"]))
+    return (
+        f"{share} of the outputs of {len(found)} arms differ from plain decoding, the earliest at token "
+        f"{first['token']}, where the two best tokens are {first['gap']} apart: near ties under rounding "
+        f"(limit {first['limit']}), each arm's own in cautions.json"
+    )
 
 
 def _arm_cautions(arm: ArmSummary) -> list[str]:

@@ -1,0 +1,45 @@
+"""Doubts of many arms become one sentence where they are the same doubt."""
+
+from __future__ import annotations
+
+from spectune.measure.divergence import Divergence
+from spectune.policy.cautions import run_cautions
+from spectune.policy.comparison import ArmSummary, CellComparison, Decision
+from spectune.records import Cell, Gap, SpecConfig, Status
+
+
+def diverging(num_differing: int, token: int, gap: float) -> str:
+    """The caution that measuring writes."""
+    gaps = (("r", token, Gap(value=gap, tolerance=0.5)),)
+    return Divergence(num_differing=num_differing, num_shared=32, earliest=token, gaps=gaps).text
+
+
+def arm(num_tokens: int, *cautions: str) -> ArmSummary:
+    config = SpecConfig.chain("eagle3", num_tokens)
+    return ArmSummary(config=config, scope="all", status=Status.OK, cautions=cautions)
+
+
+def cautions_of(*arms: ArmSummary) -> tuple[str, ...]:
+    off = Decision(verdict="off", chosen=SpecConfig.off(), reason="test")
+    cell = Cell(batch_size=1, context_tokens=0, temperature=0.0)
+    compared = CellComparison(cell=cell, scope="all", arms=arms, decision=off)
+    return run_cautions([compared], [], is_simulated=False, num_missing=0, num_points=2, notes=())
+
+
+def test_near_ties_of_all_arms_of_a_cell_are_one_sentence() -> None:
+    """The range of shares and the earliest difference stand for the arms."""
+    found = cautions_of(arm(1, diverging(8, 3, 0.125)), arm(3, diverging(16, 1, 0.0625)))
+
+    assert found == (
+        "at batch 1, 25% to 50% of the outputs of 2 arms differ from plain decoding, the earliest at token "
+        "1, where the two best tokens are 0.0625 apart: near ties under rounding (limit 0.5), each arm's "
+        "own in cautions.json",
+    )
+
+
+def test_a_difference_that_is_no_near_tie_keeps_its_own_sentence() -> None:
+    """What may be a lossy engine is never folded away."""
+    (found,) = cautions_of(arm(1, diverging(8, 3, 2.0)))
+
+    assert found.startswith("eagle3 K=1 at batch 1: 8 of 32 outputs differ")
+    assert "no near tie" in found
