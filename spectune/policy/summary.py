@@ -260,9 +260,18 @@ def _assemble(
             is_simulated=is_simulated,
             num_missing=missing,
             num_points=len(points),
-            notes=tuple(dict.fromkeys((*manifest.get("cautions", ()), *run.notes))),
+            notes=tuple(
+                dict.fromkeys((*_weight_notes(fingerprint), *manifest.get("cautions", ()), *run.notes))
+            ),
         ),
         workload=workload,
         provenance=dict(manifest.get("provenance") or {}),
         definitions=dict(DEFINITIONS),
     )
+
+
+def _weight_notes(fingerprint: Fingerprint | None) -> tuple[str, ...]:
+    """What must be said of weights that were never trained."""
+    if fingerprint is None or fingerprint.settings.get("load_format") != "dummy":
+        return ()
+    return ("random weights (--load-format dummy): times are real, texts and acceptance mean nothing",)

@@ -288,3 +288,13 @@ def test_export_of_an_empty_run_is_a_csv_header(store):
 
     assert "run,all,1,0,0.0,off" in export.to_csv(told)
     assert export.to_dict(told)["outcome"] == "no data"
+
+
+def test_summary_of_random_weights_says_so_first(make, tmp_path):
+    """A model that was never trained has real times and meaningless acceptance."""
+    fingerprint = make.fingerprint(settings={"load_format": "dummy"})
+    run = RunStore.create(tmp_path / "dummy", {"schema_version": 1, "fingerprint": asdict(fingerprint)})
+
+    cautions = summarize(run).cautions
+
+    assert "random weights (--load-format dummy)" in cautions[0]
