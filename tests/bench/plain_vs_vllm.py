@@ -3,7 +3,7 @@
     python tests/bench/plain_vs_vllm.py --vllm-python /path/to/venv/bin/python
 
 Both stay loaded and decode the same prompts greedily in turn, A B B A; the ratio is taken prompt by
-prompt: TPOT of vLLM over TPOT of spectune, with a 95% t interval. vLLM's TPOT is (e2e - ttft) /
+prompt: TPOT of vLLM over TPOT of spectune, with a 95% t interval over prompts (passes averaged). vLLM's TPOT is (e2e - ttft) /
 (output tokens - 1) with the token count of its usage block.
 """
 
@@ -24,7 +24,7 @@ import httpx
 
 from spectune.backend.reference import ReferenceBackend
 from spectune.records import Cell, Point, Request, Sampling, SpecConfig
-from spectune.stats import ratio_interval
+from spectune.stats import clustered_log_ratio_interval
 from spectune.workload import load_workload
 
 
@@ -90,11 +90,11 @@ def measure(requests, ours, theirs, rounds):  # type: ignore[no-untyped-def]
 
 
 def report(rows, url):  # type: ignore[no-untyped-def]
-    ratio = ratio_interval([math.log(other / mine) for _, mine, other in rows])
+    ratio = clustered_log_ratio_interval([(name, math.log(other / mine)) for name, mine, other in rows])
     mine = sorted(row[1] for row in rows)[len(rows) // 2] * 1e3
     other = sorted(row[2] for row in rows)[len(rows) // 2] * 1e3
     print(f"median TPOT: spectune {mine:.2f} ms, vllm {other:.2f} ms")
-    print(f"vllm / spectune: {ratio.value:.3f} ({ratio.low:.3f} to {ratio.high:.3f}), n={ratio.n}")
+    print(f"vllm / spectune: {ratio.value:.3f} ({ratio.low:.3f} to {ratio.high:.3f}), n={ratio.n} prompts")
 
 
 def start_vllm(python: str, model: Path, log: Path) -> tuple[subprocess.Popen[bytes], str]:

@@ -20,6 +20,7 @@ from spectune.records import Cell, Point, Request, RequestRecord, Sampling, Spec
 from tests.support.lossless import divergences
 from tests.support.reference import PlainHead, run_target
 from tests.support.toys import (
+    CONFIGS,
     CPU,
     head_config,
     head_tensors,
@@ -38,15 +39,6 @@ pytestmark = [
 ]
 
 CUDA = torch.device("cuda")
-CONFIGS = [
-    SpecConfig.chain("eagle3", 1),
-    SpecConfig.chain("eagle3", 3),
-    SpecConfig.chain("eagle3", 7),
-    SpecConfig(method="eagle3", num_steps=3, topk=2, num_draft_tokens=8),
-    SpecConfig(method="eagle3", num_steps=5, topk=4, num_draft_tokens=16),
-    SpecConfig(method="eagle3", num_steps=5, topk=8, num_draft_tokens=32),
-    SpecConfig(method="eagle3", num_steps=4, topk=2, num_draft_tokens=4),
-]
 SAMPLINGS: dict[str, dict[str, Any]] = {
     "greedy": {},
     "warm": {"temperature": 0.7, "seed": 3},

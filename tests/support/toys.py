@@ -14,9 +14,20 @@ from spectune.draft.checkpoint import Head, HeadConfig, expected_shapes, load_he
 from spectune.draft.eagle3 import Eagle3Drafter
 from spectune.engine.checkpoint import TargetConfig
 from spectune.engine.target import Target
-from spectune.records import Request, Sampling
+from spectune.records import Request, Sampling, SpecConfig
 
 CPU = torch.device("cpu")
+# what losslessness is shown on: chains, trees, and a tree deeper than it has nodes
+CONFIGS = [
+    SpecConfig.chain("eagle3", 1),
+    SpecConfig.chain("eagle3", 3),
+    SpecConfig.chain("eagle3", 7),
+    SpecConfig(method="eagle3", num_steps=3, topk=2, num_draft_tokens=8),
+    SpecConfig(method="eagle3", num_steps=5, topk=4, num_draft_tokens=16),
+    SpecConfig(method="eagle3", num_steps=5, topk=8, num_draft_tokens=32),
+    # deeper than it has nodes: some rows draft chains, others trees
+    SpecConfig(method="eagle3", num_steps=4, topk=2, num_draft_tokens=4),
+]
 
 
 def tiny_config(**changes: Any) -> dict[str, Any]:

@@ -14,18 +14,16 @@ from spectune.draft.ngram import NgramDrafter
 from spectune.engine.scheduler import Engine
 from spectune.engine.target import Target
 from spectune.records import Request, SpecConfig
-from tests.support.toys import CPU, cyclic_pair, ragged_requests, random_drafter, request, tiny_target
+from tests.support.toys import (
+    CONFIGS,
+    CPU,
+    cyclic_pair,
+    ragged_requests,
+    random_drafter,
+    request,
+    tiny_target,
+)
 
-CONFIGS = [
-    SpecConfig.chain("eagle3", 1),
-    SpecConfig.chain("eagle3", 3),
-    SpecConfig.chain("eagle3", 7),
-    SpecConfig(method="eagle3", num_steps=3, topk=2, num_draft_tokens=8),
-    SpecConfig(method="eagle3", num_steps=5, topk=4, num_draft_tokens=16),
-    SpecConfig(method="eagle3", num_steps=5, topk=8, num_draft_tokens=32),
-    # deeper than it has nodes: some rows draft chains, others trees
-    SpecConfig(method="eagle3", num_steps=4, topk=2, num_draft_tokens=4),
-]
 SAMPLINGS: dict[str, dict[str, Any]] = {
     "greedy": {},
     "warm": {"temperature": 0.7, "seed": 3},
