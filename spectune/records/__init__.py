@@ -34,6 +34,7 @@ from spectune.records.engine import (
 from spectune.records.interval import Interval
 from spectune.records.point import BlockResult, Cell, Point, PointOutcome, RoundTimes, Status
 from spectune.records.request import Cut, Prompt, Request, RequestRecord, RoundRecord, Sampling, StepRecord
+from spectune.records.served import FailureKind, ServedRequest, TokenSource
 
 SCHEMA_VERSION = 1
 
@@ -46,6 +47,7 @@ __all__ = [
     "Chooser",
     "Clock",
     "Cut",
+    "FailureKind",
     "Fingerprint",
     "Gap",
     "Interval",
@@ -61,9 +63,11 @@ __all__ = [
     "RoundRecord",
     "RoundTimes",
     "Sampling",
+    "ServedRequest",
     "Session",
     "SpecConfig",
     "Status",
     "StepRecord",
+    "TokenSource",
     "chain_or_tree_pool",
 ]
