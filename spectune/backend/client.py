@@ -18,6 +18,7 @@ import httpx
 from spectune.backend.answer import Answer, AnswerFailure, error_message, shorten
 from spectune.backend.payload import ClientOptions, Dialect, Endpoint, request_body, sampling_fields
 from spectune.backend.sse import EventDecoder
+from spectune.errors import UsageError
 from spectune.records import Clock, FailureKind, Request, ServedRequest
 from spectune.workload.arrivals import ClosedLoop, Load, OpenLoop
 
@@ -49,6 +50,8 @@ def run_requests(
         on_done: called with each record as it ends.
         clock: seconds; one clock for all requests of a run.
     """
+    if httpx.URL(base_url).scheme not in ("http", "https"):
+        raise UsageError(f"{base_url} is not an address", hint="for example http://localhost:8000")
     sender = _Sender(
         root=server_root(base_url),
         served_model=served_model,

@@ -34,7 +34,7 @@ from spectune.records.engine import (
 from spectune.records.interval import Interval
 from spectune.records.point import BlockResult, Cell, Point, PointOutcome, RoundTimes, Status
 from spectune.records.request import Cut, Prompt, Request, RequestRecord, RoundRecord, Sampling, StepRecord
-from spectune.records.served import FailureKind, ServedRequest, TokenSource
+from spectune.records.served import FailureKind, ServedRequest, SpecCounts, TokenSource
 
 SCHEMA_VERSION = 1
 
@@ -66,6 +66,7 @@ __all__ = [
     "ServedRequest",
     "Session",
     "SpecConfig",
+    "SpecCounts",
     "Status",
     "StepRecord",
     "TokenSource",

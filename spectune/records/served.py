@@ -31,6 +31,20 @@ class TokenSource(enum.StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SpecCounts:
+    """What a server's counters say of speculation in a window.
+
+    A draft is one verification of one sequence that had at least one drafted token (vLLM's meaning).
+    `accepted_per_position[j]` counts those that accepted at least j+1 tokens.
+    """
+
+    num_drafts: int
+    num_draft_tokens: int
+    num_accepted_tokens: int
+    accepted_per_position: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ServedRequest:
     """One request at a server. A failed one has `failure` and `error`, and enters no latency.
 
