@@ -12,9 +12,11 @@ import zlib
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 
+from spectune.backend.chance import Noise, key_of
+from spectune.backend.simulated_sequence import SimulatedSequence, refused
 from spectune.backend.truth import DEFAULT, SimulatedTruth, load_truth
 from spectune.errors import EngineFailure, UsageError
 from spectune.records import (
@@ -28,10 +30,8 @@ from spectune.records import (
     Point,
     Prompt,
     Request,
-    RequestRecord,
     RoundRecord,
     Session,
-    StepRecord,
     chain_or_tree_pool,
 )
 
@@ -51,6 +51,8 @@ class SimulatedBackend:
             "capped" (decodes half of the batch).
         has_trees: whether trees can be verified.
         max_batch_size: the largest batch it says it can decode.
+        noise_seed: makes every start noisy in its own way, as real ones are; without it a point's noise
+            is the same in every start, so that a resumed run repeats what it lost.
     """
 
     def __init__(
@@ -61,9 +63,11 @@ class SimulatedBackend:
         failing: Mapping[str, str] | None = None,
         has_trees: bool = True,
         max_batch_size: int | None = None,
+        noise_seed: int | None = None,
     ) -> None:
         self.truth = truth if isinstance(truth, SimulatedTruth) else load_truth(truth)
-        self.seed = seed
+        self.seed, self.noise_seed = seed, noise_seed
+        self.num_starts = 0
         self.failing = dict(failing or {})
         self._has_trees = has_trees
         self._max_batch_size = max_batch_size
@@ -122,14 +126,16 @@ class SimulatedBackend:
 
 @contextmanager
 def _open(backend: SimulatedBackend) -> Iterator[Session]:
-    yield _SimulatedSession(backend)
+    backend.num_starts += 1
+    start = "" if backend.noise_seed is None else f"{backend.noise_seed}|{backend.num_starts}|"
+    yield _SimulatedSession(backend, start)
 
 
 class _SimulatedSession:
     """Continuous batching over slots; a freed slot is prefilled in a round of its own."""
 
-    def __init__(self, backend: SimulatedBackend) -> None:
-        self._backend = backend
+    def __init__(self, backend: SimulatedBackend, start: str) -> None:
+        self._backend, self._start = backend, start
         self._now_s = 0.0
 
     def gap(self, request: Request, output_ids: Sequence[int], index: int) -> Gap | None:
@@ -137,6 +143,12 @@ class _SimulatedSession:
         return None
 
     def run(self, point: Point, requests: Sequence[Request]) -> BlockResult:
+        return self.replay(point, requests, {})
+
+    def replay(
+        self, point: Point, requests: Sequence[Request], texts: Mapping[str, Sequence[int]]
+    ) -> BlockResult:
+        """The block with the given output ids (by request id) instead of its own."""
         failure = self._backend.failure(point)
         if failure == "oom":
             raise MemoryError(f"simulated engine: no memory for {point.label}")
@@ -144,12 +156,12 @@ class _SimulatedSession:
             raise EngineFailure(f"simulated engine died in {point.label}")
         start_s = self._now_s
         if failure == "requests":
-            refused = tuple(_refused(request, start_s) for request in requests)
+            refused = tuple(refused(request, start_s) for request in requests)
             return BlockResult(requests=refused, rounds=(), duration_s=0.0)
         num_slots = point.cell.batch_size
         if failure == "capped":
             num_slots = max(1, num_slots // 2)
-        block = _Block(self._backend, point, self._now_s)
+        block = _Block(self._backend, point, self._now_s, self._start, texts)
         self._now_s = block.decode(requests, num_slots)
         records = tuple(sequence.record() for sequence in block.finished(requests))
         if failure == "identity":
@@ -162,80 +174,33 @@ class _SimulatedSession:
         )
 
 
-@dataclass(slots=True, kw_only=True)
-class _Sequence:
-    """One request in a slot."""
-
-    request: Request
-    output_ids: tuple[int, ...]  # everything it will say, known to the simulator only
-    last_cut: str  # why it ends there
-    hazards: tuple[float, ...]
-    proposal_rate: float
-    chance: random.Random
-    arrival_s: float
-    chunk_s: list[float] = field(default_factory=list)
-    steps: list[StepRecord] = field(default_factory=list)
-    num_emitted: int = 0
-
-    @property
-    def is_done(self) -> bool:
-        return self.num_emitted == len(self.output_ids)
-
-    @property
-    def kv_tokens(self) -> int:
-        return len(self.request.prompt_ids) + self.num_emitted
-
-    def step(self, num_proposed: int, num_verified: int) -> StepRecord:
-        """One verification; a cut step keeps only the drafts that stay in the output."""
-        accepted = 0
-        if num_verified == 0 or self.chance.random() >= self.proposal_rate:
-            num_proposed = num_verified = 0
-        else:
-            while accepted < len(self.hazards) and self.chance.random() < self.hazards[accepted]:
-                accepted += 1
-        left = len(self.output_ids) - self.num_emitted
-        emitted = min(accepted + 1, left)
-        return StepRecord(
-            num_proposed=num_proposed,
-            num_verified=num_verified,
-            num_accepted=min(accepted, emitted),
-            num_emitted=emitted,
-            cut=self.last_cut if accepted + 1 > left else None,
-        )
-
-    def record(self) -> RequestRecord:
-        return RequestRecord(
-            request_id=self.request.request_id,
-            category=self.request.category,
-            num_prompt_tokens=len(self.request.prompt_ids),
-            output_ids=self.output_ids,
-            arrival_s=self.arrival_s,
-            first_token_s=self.chunk_s[0],
-            finish_s=self.chunk_s[-1],
-            finish_reason="length" if self.last_cut == Cut.LENGTH else "stop",
-            chunk_s=tuple(self.chunk_s),
-            steps=tuple(self.steps),
-        )
-
-
 class _Block:
     """The rounds of one block of one arm."""
 
-    def __init__(self, backend: SimulatedBackend, point: Point, now_s: float) -> None:
+    def __init__(
+        self,
+        backend: SimulatedBackend,
+        point: Point,
+        now_s: float,
+        start: str,
+        texts: Mapping[str, Sequence[int]],
+    ) -> None:
         self._truth = backend.truth
         self._seed = backend.seed
         self._point = point
         self._now_s = now_s
-        self._noise = random.Random(0)
-        self._sequences: dict[str, _Sequence] = {}
+        self._start, self._texts = f"{start}{backend.seed}", texts
+        self._noise = Noise(self._truth, self._start, self._start)
+        self._sequences: dict[str, SimulatedSequence] = {}
         self.rounds: list[RoundRecord] = []
 
     def decode(self, requests: Sequence[Request], num_slots: int) -> float:
         """All requests to their end; the time after the last round."""
         first = requests[0].request_id if requests else ""
-        self._noise = random.Random(f"{self._seed}|noise|{self._point.point_id}|{first}")
+        stream = f"{self._start}|noise|{self._point.point_id}|{first}"
+        self._noise = Noise(self._truth, stream, self._start)
         waiting = deque(requests)
-        active: list[_Sequence] = []
+        active: list[SimulatedSequence] = []
         while waiting or active:
             while waiting and len(active) < num_slots:
                 sequence = self._prefill(waiting.popleft())
@@ -246,12 +211,12 @@ class _Block:
                 active = [sequence for sequence in active if not sequence.is_done]
         return self._now_s
 
-    def finished(self, requests: Sequence[Request]) -> list[_Sequence]:
+    def finished(self, requests: Sequence[Request]) -> list[SimulatedSequence]:
         """In the order of the requests."""
         return [self._sequences[request.request_id] for request in requests]
 
-    def _prefill(self, request: Request) -> _Sequence:
-        sequence = self._start(request)
+    def _prefill(self, request: Request) -> SimulatedSequence:
+        sequence = self._begin(request)
         verify_s = self._truth.plain_s(1) + self._truth.prefill_s_per_token * len(request.prompt_ids)
         self._book("prefill", [sequence], 0.0, verify_s, num_emitted=1)
         sequence.num_emitted = 1
@@ -259,31 +224,39 @@ class _Block:
         self._sequences[request.request_id] = sequence
         return sequence
 
-    def _start(self, request: Request) -> _Sequence:
+    def _begin(self, request: Request) -> SimulatedSequence:
         config = self._point.config
-        output_ids, last_cut = self._text(request)
-        return _Sequence(
+        output_ids, last_cut, flip = self._text(request)
+        return SimulatedSequence(
             request=request,
             output_ids=output_ids,
             last_cut=last_cut,
             hazards=self._truth.acceptance(config, request.category, request.sampling.temperature),
             proposal_rate=self._truth.proposal_rate.get(config.method, 1.0),
-            chance=random.Random(f"{self._seed}|{request.request_id}|{config.label}"),
+            key=key_of(self._seed, request.request_id, config.label),
+            flip=flip,
+            noise=self._noise.of_request(request.request_id),
             arrival_s=self._now_s,
         )
 
-    def _text(self, request: Request) -> tuple[tuple[int, ...], str]:
-        """Pseudo words of a request: the same under every configuration, as lossless engines give."""
+    def _text(self, request: Request) -> tuple[tuple[int, ...], str, int | None]:
+        """Pseudo words of a request: the same under every configuration, as lossless engines give, up
+        to where the declared near ties flip."""
+        if request.request_id in self._texts:
+            return tuple(self._texts[request.request_id]), Cut.LENGTH.value, None
         sampling = request.sampling
         chance = random.Random(f"{self._seed}|{request.request_id}|{sampling.seed}|text")
         mean = self._truth.output_tokens.get(request.category, self._truth.output_tokens[DEFAULT])
         length = max(1, round(mean * math.exp(chance.gauss(0.0, self._truth.output_tokens_spread))))
         is_cut = sampling.ignore_eos or length >= sampling.max_tokens
         count = sampling.max_tokens if is_cut else length
-        ids = tuple(chance.randrange(self._truth.vocab_size) for _ in range(count))
-        return ids, Cut.LENGTH.value if is_cut else Cut.EOS.value
+        ids = [chance.randrange(self._truth.vocab_size) for _ in range(count)]
+        flip = self._noise.flip(request.request_id, count)
+        if flip is not None:
+            ids[flip:] = [(token + 1) % self._truth.vocab_size for token in ids[flip:]]
+        return tuple(ids), Cut.LENGTH.value if is_cut else Cut.EOS.value, flip
 
-    def _round(self, active: list[_Sequence]) -> None:
+    def _round(self, active: list[SimulatedSequence]) -> None:
         config = self._point.config
         pool = 0 if config.is_off else chain_or_tree_pool(config.num_steps, config.topk)
         steps = [sequence.step(pool, config.num_draft_tokens - 1) for sequence in active]
@@ -302,36 +275,20 @@ class _Block:
             sequence.chunk_s.append(self._now_s)
 
     def _book(
-        self, kind: str, active: list[_Sequence], draft_s: float, verify_s: float, *, num_emitted: int
+        self, kind: str, active: list[SimulatedSequence], draft_s: float, verify_s: float, *, num_emitted: int
     ) -> None:
         other_s = self._truth.other_s + self._truth.other_s_per_sequence * len(active)
+        factor = self._noise.of_round([sequence.noise for sequence in active])
         turn = RoundRecord(
             kind=kind,
             batch_size=len(active),
             kv_tokens=sum(sequence.kv_tokens for sequence in active),
             config=self._point.config.label,
             start_s=self._now_s,
-            draft_s=self._noisy(draft_s),
-            verify_s=self._noisy(verify_s),
-            other_s=self._noisy(other_s),
+            draft_s=draft_s * factor * self._noise.of_part(),
+            verify_s=verify_s * factor * self._noise.of_part(),
+            other_s=other_s * factor * self._noise.of_part(),
             num_emitted=num_emitted,
         )
         self.rounds.append(turn)
         self._now_s += turn.total_s
-
-    def _noisy(self, seconds: float) -> float:
-        return seconds * math.exp(self._noise.gauss(0.0, self._truth.noise_sd)) if seconds else 0.0
-
-
-def _refused(request: Request, now_s: float) -> RequestRecord:
-    return RequestRecord(
-        request_id=request.request_id,
-        category=request.category,
-        num_prompt_tokens=len(request.prompt_ids),
-        output_ids=(),
-        arrival_s=now_s,
-        first_token_s=None,
-        finish_s=None,
-        finish_reason=None,
-        error="simulated engine refused the request",
-    )

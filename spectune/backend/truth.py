@@ -64,6 +64,10 @@ class SimulatedTruth:
     repeats. A tree of mean breadth w = min(topk, (N-1)/D) turns h into 1 - (1-h)·(1-tree_gain)^(w-1).
     Sampling at temperature T scales h by max(0, 1 - temperature_loss · T). `proposal_rate` is the
     probability that a method proposes at all in a step.
+
+    Seconds vary at three levels: `boot_noise_sd` from start to start of the engine, `request_noise_sd`
+    from request to request, `noise_sd` from round to round and part to part (standard deviations of
+    logarithms). `text_flip_rate` is the share of requests whose text leaves plain decoding's somewhere.
     """
 
     plain_s_by_batch: Mapping[int, float] = field(default_factory=_default_plain)
@@ -90,6 +94,9 @@ class SimulatedTruth:
     )
     output_tokens_spread: float = 0.4
     noise_sd: float = 0.01
+    request_noise_sd: float = 0.0
+    boot_noise_sd: float = 0.0
+    text_flip_rate: float = 0.0
     vocab_size: int = 49152
     peak_memory_bytes: int = 600_000_000
 
@@ -166,9 +173,11 @@ _SECONDS = (
     "other_s_per_sequence",
     "output_tokens_spread",
     "noise_sd",
+    "request_noise_sd",
+    "boot_noise_sd",
 )
 _BY_NAME = ("draft_round_s", "draft_step_s", "proposal_rate", "output_tokens")
-_SHARES = ("tree_gain", "temperature_loss")
+_SHARES = ("tree_gain", "temperature_loss", "text_flip_rate")
 
 
 def load_truth(path: str | Path | None) -> SimulatedTruth:
