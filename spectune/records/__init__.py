@@ -28,11 +28,12 @@ from spectune.records.engine import (
     Fingerprint,
     Gap,
     Launch,
+    LoadSession,
     Measure,
     Session,
 )
 from spectune.records.interval import Interval
-from spectune.records.point import BlockResult, Cell, Point, PointOutcome, RoundTimes, Status
+from spectune.records.point import BlockResult, Cell, LoadRecord, Point, PointOutcome, RoundTimes, Status
 from spectune.records.request import Cut, Prompt, Request, RequestRecord, RoundRecord, Sampling, StepRecord
 from spectune.records.served import FailureKind, ServedRequest, SpecCounts, TokenSource
 
@@ -52,6 +53,8 @@ __all__ = [
     "Gap",
     "Interval",
     "Launch",
+    "LoadRecord",
+    "LoadSession",
     "Measure",
     "Method",
     "OPTION",

@@ -17,6 +17,8 @@ class Method(enum.StrEnum):
     OFF = "off"
     EAGLE3 = "eagle3"
     NGRAM = "ngram"
+    SUFFIX = "suffix"
+    DRAFT_MODEL = "draft_model"
 
 
 def chain_or_tree_pool(num_steps: int, topk: int) -> int:
@@ -84,6 +86,11 @@ class SpecConfig:
         return self.topk > 1
 
     @property
+    def is_standby(self) -> bool:
+        """Launched with speculation and kept at no drafts: what being able to speculate costs."""
+        return bool(self.option("standby", False))
+
+    @property
     def max_accepted(self) -> int:
         """Most drafts that one step can accept: min(D, N-1)."""
         return min(self.num_steps, self.num_draft_tokens - 1)
@@ -99,6 +106,8 @@ class SpecConfig:
         if self.is_off:
             return "off"
         options = dict(self.options)
+        if options.pop("standby", False):
+            return f"{self.method} standby (launched for K={self.num_steps}, drafts nothing)"
         window = [options.pop(f"prompt_lookup_{end}", None) for end in ("min", "max")]
         extra = f" n={window[0]}-{window[1]}" if None not in window else ""
         extra += "".join(f" {name}={value}" for name, value in options.items())

@@ -24,6 +24,9 @@ class Capabilities:
     has_rounds: bool
     is_simulated: bool = False
     max_batch_size: int | None = None
+    has_boots: bool = False
+    """Each arm is an engine start of its own, and load comes as requests at a concurrency: arms cannot
+    take turns block by block, so plain decoding is started before and after them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +73,15 @@ class Session(Protocol):
     def gap(self, request: Request, output_ids: Sequence[int], index: int) -> Gap | None:
         """Gap where plain decoding chose output token `index` after output_ids[:index]; None where
         the engine cannot tell."""
+        ...
+
+
+class LoadSession(Session, Protocol):
+    """An open server. `stream` keeps `point.cell.batch_size` requests in flight."""
+
+    def stream(self, point: Point, requests: Sequence[Request], fillers: Sequence[Request]) -> BlockResult:
+        """All of `requests`, each decoded at full load from its first token to its last; `fillers`
+        fill the slots before the first and after the last of them and are not in the result."""
         ...
 
 

@@ -95,13 +95,38 @@ class PointOutcome:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LoadRecord:
+    """What a server and its client say about a stretch of load; counters are after minus before.
+
+    `concurrency` is what was asked for, `reached` the mean number of requests that the server ran:
+    concurrency · (1 - queueing time / request time). The server's own counters of speculation, of the
+    prefix cache and of preemptions are None where it keeps none. `notes` are doubts in sentences.
+    """
+
+    concurrency: int
+    reached: float | None = None
+    num_drafts: int | None = None
+    num_draft_tokens: int | None = None
+    num_accepted: int | None = None
+    prefix_hit_rate: float | None = None
+    num_preemptions: int | None = None
+    kv_capacity_tokens: int | None = None
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class BlockResult:
-    """What a backend returns for one block of requests of one arm."""
+    """What a backend returns for one block of requests of one arm.
+
+    Servers tell no rounds: there `load` is set, and `duration_s` is the time that the block's requests
+    held their slots over the number of slots, which adds up to the wall time at full load.
+    """
 
     requests: tuple[RequestRecord, ...]
     rounds: tuple[RoundRecord, ...]
     duration_s: float
     peak_memory_bytes: int | None = None
+    load: LoadRecord | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,6 +16,7 @@ from typing import Any
 from spectune.errors import StoreError
 from spectune.records import (
     BlockResult,
+    LoadRecord,
     Point,
     PointOutcome,
     RequestRecord,
@@ -58,6 +59,7 @@ def pack_block(index: int, block: BlockResult) -> bytes:
         "index": index,
         "duration_s": block.duration_s,
         "peak_memory_bytes": block.peak_memory_bytes,
+        **({} if block.load is None else {"load": asdict(block.load)}),
         "step_columns": STEP_COLUMNS,
         "round_columns": ROUND_COLUMNS,
     }
@@ -112,11 +114,16 @@ def _read_lines(lines: Iterable[str]) -> dict[int, BlockResult]:
                 rounds=tuple(rounds),
                 duration_s=header["duration_s"],
                 peak_memory_bytes=header["peak_memory_bytes"],
+                load=_load(header.get("load")),
             )
             header = None
     if header is not None:
         raise ValueError(f"block {header['index']} has no end line")
     return blocks
+
+
+def _load(row: dict[str, Any] | None) -> LoadRecord | None:
+    return None if row is None else LoadRecord(**{**row, "notes": tuple(row["notes"])})
 
 
 def _request(row: dict[str, Any], step_columns: list[str]) -> RequestRecord:
