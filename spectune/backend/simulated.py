@@ -156,8 +156,8 @@ class _SimulatedSession:
             raise EngineFailure(f"simulated engine died in {point.label}")
         start_s = self._now_s
         if failure == "requests":
-            refused = tuple(refused(request, start_s) for request in requests)
-            return BlockResult(requests=refused, rounds=(), duration_s=0.0)
+            refusals = tuple(refused(request, start_s) for request in requests)
+            return BlockResult(requests=refusals, rounds=(), duration_s=0.0)
         num_slots = point.cell.batch_size
         if failure == "capped":
             num_slots = max(1, num_slots // 2)
