@@ -30,12 +30,16 @@ from spectune.records.engine import (
     Launch,
     LoadSession,
     Measure,
+    MeasureSides,
+    Replays,
     Session,
+    SideArm,
 )
 from spectune.records.interval import Interval
 from spectune.records.point import BlockResult, Cell, LoadRecord, Point, PointOutcome, RoundTimes, Status
 from spectune.records.request import Cut, Prompt, Request, RequestRecord, RoundRecord, Sampling, StepRecord
 from spectune.records.served import FailureKind, ServedRequest, SpecCounts, TokenSource
+from spectune.records.served_point import Durations, ImportedPoint, ServedMeasurement
 
 SCHEMA_VERSION = 1
 
@@ -48,26 +52,32 @@ __all__ = [
     "Chooser",
     "Clock",
     "Cut",
+    "Durations",
     "FailureKind",
     "Fingerprint",
     "Gap",
+    "ImportedPoint",
     "Interval",
     "Launch",
     "LoadRecord",
     "LoadSession",
     "Measure",
+    "MeasureSides",
     "Method",
     "OPTION",
     "Point",
     "PointOutcome",
     "Prompt",
+    "Replays",
     "Request",
     "RequestRecord",
     "RoundRecord",
     "RoundTimes",
     "Sampling",
+    "ServedMeasurement",
     "ServedRequest",
     "Session",
+    "SideArm",
     "SpecConfig",
     "SpecCounts",
     "Status",

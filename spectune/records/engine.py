@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
@@ -24,6 +24,7 @@ class Capabilities:
     has_rounds: bool
     is_simulated: bool = False
     max_batch_size: int | None = None
+    has_keyed_sampling: bool = False  # equal seeds give equal texts with and without speculation
     has_boots: bool = False
     """Each arm is an engine start of its own, and load comes as requests at a concurrency: arms cannot
     take turns block by block, so plain decoding is started before and after them."""
@@ -76,12 +77,24 @@ class Session(Protocol):
         ...
 
 
+@runtime_checkable
 class LoadSession(Session, Protocol):
     """An open server. `stream` keeps `point.cell.batch_size` requests in flight."""
 
     def stream(self, point: Point, requests: Sequence[Request], fillers: Sequence[Request]) -> BlockResult:
         """All of `requests`, each decoded at full load from its first token to its last; `fillers`
         fill the slots before the first and after the last of them and are not in the result."""
+        ...
+
+
+@runtime_checkable
+class Replays(Protocol):
+    """A session that can be made to emit given texts: acceptance without a text of its own."""
+
+    def replay(
+        self, point: Point, requests: Sequence[Request], texts: Mapping[str, Sequence[int]]
+    ) -> BlockResult:
+        """The block with the given output ids by request id."""
         ...
 
 
@@ -112,3 +125,23 @@ class Measure(Protocol):
     """Runs arms and returns their results; handed to the pure stack by cli/."""
 
     def __call__(self, points: Sequence[Point]) -> Iterator[tuple[PointOutcome, BlockResult]]: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SideArm:
+    """An arm of a comparison of two engines: `side` says which one decodes it (base or head)."""
+
+    side: str
+    point: Point
+
+
+class MeasureSides(Protocol):
+    """Starts the engines of all sides, decodes every block of all arms in turn, stops the engines.
+
+    One call is one start: what differs from start to start is in the spread of several calls. Yields
+    (arm, block index, result); handed to the pure stack by cli/.
+    """
+
+    def __call__(
+        self, arms: Sequence[SideArm], *, start: int
+    ) -> Iterator[tuple[SideArm, int, BlockResult]]: ...

@@ -47,6 +47,38 @@ def waterfall(
     return tuple(zip(PARTS, (*gains, residual), strict=True))
 
 
+def change(
+    *,
+    tau_before: float,
+    tau_after: float,
+    before_s: tuple[float, float, float],
+    after_s: tuple[float, float, float],
+    measured_gain: float | None = None,
+) -> tuple[tuple[str, float], ...]:
+    """(part, log gain) of one speculating engine against an earlier one, in the parts of `waterfall`.
+
+    log gain = log(τ_after / τ_before) - log(T_after / T_before) + residual; the time term is shared out
+    in proportion to what each part adds to the earlier round. Negative is slower.
+
+    Args:
+        before_s, after_s: (draft, verify, other) seconds of a round.
+        measured_gain: earlier / later time per token; the residual is what the parts do not explain.
+    """
+    for name, tau in (("earlier", tau_before), ("later", tau_after)):
+        check_positive(f"{name} tokens per round", tau)
+    for name, seconds in zip(("draft", "verify", "other") * 2, (*before_s, *after_s), strict=True):
+        check_not_negative(f"{name} time", seconds)
+    total = math.fsum(before_s)
+    check_positive("earlier round time", total)
+    slowdown = math.fsum(after_s) / total
+    check_positive("later round time", slowdown)
+    scale = _log_over_excess(slowdown) / total
+    draft, verify, other = (-scale * (b - a) for a, b in zip(before_s, after_s, strict=True))
+    gains = (math.log(tau_after / tau_before), verify, draft, other)
+    residual = 0.0 if measured_gain is None else math.log(measured_gain) - math.fsum(gains)
+    return tuple(zip(PARTS, (*gains, residual), strict=True))
+
+
 def _log_over_excess(slowdown: float) -> float:
     """log(x) / (x - 1), 1 at x = 1."""
     excess = slowdown - 1

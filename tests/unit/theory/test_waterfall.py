@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spectune.theory.waterfall import waterfall
+from spectune.theory.waterfall import change, waterfall
 
 
 def test_waterfall_of_a_known_round_matches_the_hand_calculation() -> None:
@@ -68,3 +68,28 @@ def test_waterfall_without_a_measurement_sums_to_the_model(
 
     total = math.exp(math.fsum(gain for _, gain in parts))
     assert total * (draft + verify + other) == pytest.approx(tau * plain, rel=1e-6)
+
+
+def test_change_of_a_slower_verify_is_all_in_verify() -> None:
+    """Rounds of 2 + 8 ms that become 2 + 8.8 ms: log(10.8 / 10) lost, all of it in verify."""
+    parts = dict(
+        change(tau_before=2.0, tau_after=2.0, before_s=(2e-3, 8e-3, 0.0), after_s=(2e-3, 8.8e-3, 0.0))
+    )
+
+    assert parts["verify"] == pytest.approx(-math.log(1.08))
+    assert (parts["acceptance"], parts["draft"], parts["other"]) == (0.0, 0.0, 0.0)
+
+
+def test_change_splits_exactly_into_its_parts() -> None:
+    """Acceptance 2.0 to 1.9, draft 2 to 3 ms, verify 8 to 7 ms: the parts add up to what was measured."""
+    parts = change(
+        tau_before=2.0,
+        tau_after=1.9,
+        before_s=(2e-3, 8e-3, 1e-3),
+        after_s=(3e-3, 7e-3, 1e-3),
+        measured_gain=0.93,
+    )
+
+    assert math.fsum(gain for _, gain in parts) == pytest.approx(math.log(0.93))
+    assert dict(parts)["acceptance"] == pytest.approx(math.log(0.95))
+    assert dict(parts)["draft"] == pytest.approx(-1 / 11, rel=1e-3)
