@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import enum
 import hashlib
-import json
 from dataclasses import dataclass
+from json.encoder import encode_basestring
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,9 +38,21 @@ class Prompt:
 
     @property
     def digest(self) -> str:
-        return hashlib.sha256(
-            json.dumps([self.system, list(self.turns)], ensure_ascii=False).encode()
-        ).hexdigest()
+        """sha256 of `[system, [turns]]` as JSON without escapes of other scripts."""
+        # put together by hand: json.dumps takes longer than the hash, and a file may hold a million rows
+        system = b"null" if self.system is None else _quoted(self.system)
+        return hashlib.sha256(b"[%b, [%b]]" % (system, b", ".join(map(_quoted, self.turns)))).hexdigest()
+
+
+_ESCAPED = bytes([*range(32), *b'"\\'])
+
+
+def _quoted(text: str) -> bytes:
+    """The text as a JSON string in UTF-8; looking whether it needs escapes is faster than escaping."""
+    data = text.encode()
+    if len(data.translate(None, _ESCAPED)) == len(data):
+        return b'"%b"' % data
+    return encode_basestring(text).encode()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -30,8 +30,8 @@ def write(tmp_path: Path) -> Write:
 @pytest.fixture
 def shared_data() -> Path:
     """Folder of public evaluation sets; the test is skipped where there is none."""
-    named = os.environ.get("SPECTUNE_SHARED_DATA")
+    named = os.environ.get("SPECTUNE_TEST_DATA")
     folder = Path(named) if named else Path(__file__).parents[4] / "shared" / "data"
     if not folder.is_dir():
-        pytest.skip(f"no public evaluation sets at {folder}; name a folder with SPECTUNE_SHARED_DATA")
+        pytest.skip(f"no public evaluation sets at {folder}; name a folder with SPECTUNE_TEST_DATA")
     return folder

@@ -197,9 +197,11 @@ def test_load_workload_counts_every_dropped_row_with_its_reason(write: Write) ->
         "traffic.jsonl, line 3: the same prompt as traffic.jsonl, line 1",
         "traffic.jsonl, line 6: the conversation holds no message of a user",
     )
-    assert workload.num_rows == len(workload.dropped) + workload.num_filtered + workload.num_available
+    assert workload.num_rows == workload.num_dropped + workload.num_filtered + workload.num_available
     assert workload.accounting == (
-        "traffic.jsonl: 2 of 6 prompts used (3 cannot be asked, 1 of other categories, 100 would be needed)"
+        "traffic.jsonl: 2 of 6 prompts used (1 left out: the conversation holds no message of a user, "
+        "1 left out: the prompt is empty, 1 left out: the same prompt as an earlier row, "
+        "1 of other categories, 100 would be needed)"
     )
 
 
@@ -367,5 +369,5 @@ def test_load_workload_without_spare_prompts_calibrates_on_the_built_in(write: W
 )
 def test_load_workload_json_beyond_the_parser_is_an_error_of_the_file(write: Write, content: bytes) -> None:
     """What the JSON parser gives up on is a named error and not a traceback."""
-    with pytest.raises(WorkloadError, match=r"traffic\.jsonl: cannot be read as JSON"):
+    with pytest.raises(WorkloadError, match=r"traffic\.jsonl, line 1: cannot be read as JSON"):
         load_workload(write(content))
