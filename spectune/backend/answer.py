@@ -83,6 +83,7 @@ class Answer:
         sent_s: float,
         ended_s: float,
         count_tokens: Callable[[str], int] | None = None,
+        is_streamed: bool = True,
     ) -> ServedRequest:
         """The record of a complete answer; AnswerFailure if it has no output or no finish."""
         if self.finish_reason in ABORTED:
@@ -100,7 +101,7 @@ class Answer:
             scheduled_s=scheduled_s,
             sent_s=sent_s,
             ended_s=ended_s,
-            first_token_s=self.chunk_s[0],
+            first_token_s=self.chunk_s[0] if is_streamed else None,
             finish_s=self.finish_s,
             finish_reason=self.finish_reason,
             num_prompt_tokens=_count_of(self.usage, "prompt_tokens"),
@@ -109,8 +110,9 @@ class Answer:
             text="".join(self.text),
             prompt_ids=self.prompt_ids,
             output_ids=tuple(self.output_ids) if has_all_ids else None,
-            chunk_s=tuple(self.chunk_s),
-            chunk_tokens=tuple(self.chunk_tokens) if has_all_ids else None,
+            chunk_s=tuple(self.chunk_s) if is_streamed else (),
+            chunk_tokens=tuple(self.chunk_tokens) if has_all_ids and is_streamed else None,
+            is_streamed=is_streamed,
             steps=steps,
             steps_reason=why_not,
             num_cached_tokens=_count_of((self.usage or {}).get("prompt_tokens_details"), "cached_tokens"),
@@ -168,7 +170,7 @@ class Answer:
 
     def _num_chunks(self, num_tokens: int) -> int | None:
         """Events that carried tokens, where their ids account for every token."""
-        if not self.has_ids or len(self.output_ids) != num_tokens:
+        if not self.has_ids or len(self.output_ids) != num_tokens or len(self.chunk_s) < 2:
             return None
         return sum(count > 0 for count in self.chunk_tokens)
 

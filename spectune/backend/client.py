@@ -113,13 +113,14 @@ class _Send:
         sent_s = sender.clock()
         try:
             async with asyncio.timeout(sender.options.timeout_s):
-                await self._exchange(content, answer)
+                is_streamed = await self._exchange(content, answer)
             served = answer.build(
                 request,
                 scheduled_s=scheduled_s,
                 sent_s=sent_s,
                 ended_s=sender.clock(),
                 count_tokens=sender.options.count_tokens,
+                is_streamed=is_streamed,
             )
         except (AnswerFailure, httpx.HTTPError, TimeoutError, UnicodeDecodeError) as error:
             kind, reason = explain(error, sender.options, has_output=bool(answer.chunk_s))
@@ -137,7 +138,8 @@ class _Send:
             sender.on_done(served)
         return served
 
-    async def _exchange(self, content: bytes, answer: Answer) -> None:
+    async def _exchange(self, content: bytes, answer: Answer) -> bool:
+        """Send and read to the end; whether the answer was a stream."""
         url = self.sender.root + self.sender.options.endpoint.path
         headers = {"Content-Type": "application/json"}
         async with self.http.stream("POST", url, content=content, headers=headers) as response:
@@ -146,8 +148,9 @@ class _Send:
             if response.headers.get("content-type", "").startswith("application/json"):
                 body = await response.aread()
                 answer.take_text(body.decode(), self.sender.clock())
-                return
+                return False
             await self._read_stream(response, answer)
+            return True
 
     async def _read_stream(self, response: httpx.Response, answer: Answer) -> None:
         decoder = EventDecoder()

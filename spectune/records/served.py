@@ -50,7 +50,7 @@ class ServedRequest:
 
     Times are seconds on one clock per run. `scheduled_s` is when the load asked for the request,
     `sent_s` when it left: their difference is the client's own waiting, which a user feels too.
-    `chunk_s` are the arrivals of stream events that carried output; an event may hold several tokens,
+    A whole body instead of a stream has no first token. `chunk_s` are the arrivals of stream events that carried output; an event may hold several tokens,
     `chunk_tokens` says how many where the server sends token ids. `steps` are None where the server
     told nothing about speculation.
     """
@@ -71,6 +71,7 @@ class ServedRequest:
     output_ids: tuple[int, ...] | None = None
     chunk_s: tuple[float, ...] = ()
     chunk_tokens: tuple[int, ...] | None = None
+    is_streamed: bool = True
     steps: tuple[StepRecord, ...] | None = None
     steps_reason: str | None = None  # why reported steps could not be used
     num_cached_tokens: int | None = None
@@ -82,9 +83,8 @@ class ServedRequest:
             raise ValueError("a failure has a reason, a success has none")
         if self.first_token_s is not None and not self.first_token_s > self.sent_s:
             raise ValueError(f"request {self.request_id}: first token at or before it was sent")
-        if self.failure is None and (
-            self.first_token_s is None or self.finish_s is None or self.finish_reason is None
-        ):
+        has_start = self.first_token_s is not None or not self.is_streamed
+        if self.failure is None and (not has_start or self.finish_s is None or self.finish_reason is None):
             raise ValueError(f"request {self.request_id}: a success has output and a finish")
 
     @property
@@ -118,8 +118,11 @@ class ServedRequest:
 
     @property
     def tpot_s(self) -> float | None:
-        """(e2e - ttft) / (output tokens - 1); None for fewer than two tokens or an unknown count."""
-        if self.first_token_s is None or self.finish_s is None:
+        """(e2e - ttft) / (output tokens - 1); None for fewer than two tokens or an unknown count.
+
+        Also None where the whole answer came in one event: that says nothing of a token's time.
+        """
+        if self.first_token_s is None or self.finish_s is None or self.finish_s == self.first_token_s:
             return None
         if self.num_output_tokens is None or self.num_output_tokens < 2:
             return None
