@@ -14,7 +14,7 @@ from typing import Annotated
 import typer
 
 from spectune import __version__
-from spectune.cli import config, policy, report, sweep, theory, train
+from spectune.cli import config, mock_server, policy, report, sweep, theory, train
 from spectune.cli.console import say, say_error, write_log
 from spectune.errors import SpectuneError
 
@@ -32,6 +32,9 @@ app = typer.Typer(
 )
 app.command(epilog="Example: spectune sweep --quick")(sweep.sweep)
 app.command(epilog="Example: spectune report runs/2026-11-30-101500")(report.report)
+app.command(
+    name="mock-server", epilog="Example: spectune mock-server --port 8000 --num-tokens 3 --step-ms 10"
+)(mock_server.mock_server)
 app.add_typer(theory.app, name="theory")
 app.add_typer(policy.app, name="policy")
 app.add_typer(train.app, name="train")

@@ -1,0 +1,61 @@
+"""/metrics as vLLM exports it: counters with _total and _created, one series an engine."""
+
+from __future__ import annotations
+
+from spectune.backend.mock_server.engine import Engine
+from spectune.backend.mock_server.settings import MockSettings
+
+
+def metrics_page(settings: MockSettings, engine: Engine) -> str:
+    """The text exposition; counts are spread over the declared number of engines."""
+    counters = engine.counters
+    lines = ["# simulated by spectune mock-server"]
+    for name, value in (
+        ("prompt_tokens", counters.prompt_tokens),
+        ("generation_tokens", counters.generation_tokens),
+        ("prefix_cache_queries", counters.cache_queries),
+        ("prefix_cache_hits", counters.cache_hits),
+    ):
+        lines += _counter(settings, f"vllm:{name}", value, counters.created)
+    for name, value in (
+        ("num_requests_running", engine.num_running),
+        ("num_requests_waiting", engine.num_waiting),
+    ):
+        lines += [f"# TYPE vllm:{name} gauge"]
+        lines += [
+            f"vllm:{name}{_labels(settings, index)} {float(share)}"
+            for index, share in enumerate(_shares(value, settings.num_engines))
+        ]
+    if settings.speculates:
+        for name, value in (
+            ("drafts", counters.num_drafts),
+            ("draft_tokens", counters.num_draft_tokens),
+            ("accepted_tokens", counters.num_accepted),
+        ):
+            lines += _counter(settings, f"vllm:spec_decode_num_{name}", value, counters.created)
+        for position, value in enumerate(counters.accepted_per_position):
+            name = "vllm:spec_decode_num_accepted_tokens_per_pos"
+            lines += _counter(settings, name, value, counters.created, position=position)
+    return "\n".join(lines) + "\n"
+
+
+def _counter(
+    settings: MockSettings, name: str, value: int, created: float, *, position: int | None = None
+) -> list[str]:
+    lines = [f"# HELP {name}_total simulated", f"# TYPE {name}_total counter"] if not position else []
+    for index, share in enumerate(_shares(value, settings.num_engines)):
+        labels = _labels(settings, index, position)
+        lines += [f"{name}_total{labels} {float(share)}", f"{name}_created{labels} {created!r}"]
+    return lines
+
+
+def _shares(value: int, num_engines: int) -> list[int]:
+    """`value` in whole parts that sum to it."""
+    each, rest = divmod(value, num_engines)
+    return [each + (index < rest) for index in range(num_engines)]
+
+
+def _labels(settings: MockSettings, index: int, position: int | None = None) -> str:
+    model = settings.model.replace("\\", "\\\\").replace('"', '\\"')
+    place = "" if position is None else f',position="{position}"'
+    return f'{{engine="{index}",model_name="{model}"{place}}}'
