@@ -1,1 +1,1 @@
-"""This guards a deployment against regressions."""
+"""GUARD: a gate file, the evidence of a check, its judgement and outcomes. Runs nothing by itself."""
