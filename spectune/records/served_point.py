@@ -88,11 +88,12 @@ class ServedMeasurement:
 class ImportedPoint:
     """A measurement that another tool made, with what its file tells about the server.
 
-    `config` is None where the file does not say how the server speculated. `cautions` say what could
-    not be taken over and why.
+    `measurement` is None where the run failed, `config` where the file does not say how the server
+    speculated. `cautions` say what could not be taken over and why. Where a point lies (`source`) makes
+    it no other point.
     """
 
-    measurement: ServedMeasurement
+    measurement: ServedMeasurement | None
     engine: str
     model: str | None = None
     label: str | None = None
@@ -100,7 +101,7 @@ class ImportedPoint:
     config: SpecConfig | None = None
     settings: tuple[tuple[str, OPTION | None], ...] = ()
     run_number: int | None = None
-    source: str = ""
+    source: str = field(default="", compare=False)
     status: Status = Status.OK
     reason: str | None = None
-    cautions: tuple[str, ...] = field(default=())
+    cautions: tuple[str, ...] = ()
