@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from spectune import stats
@@ -203,7 +203,7 @@ class Wishes:
     max_slowdown: float = 0.03
     acceptance_tolerance: float | None = None
     num_starts: int | None = None
-    statistics: Statistics = Statistics()
+    statistics: Statistics = field(default_factory=Statistics)
 
 
 def make_gate(

@@ -17,10 +17,11 @@ from spectune.stats import LookPlan, minimum_detectable_ratio, paired_power, pla
 
 NUM_SPEED_METRICS = 2
 MIN_STARTS = 4
-MAX_STARTS = 30
+MAX_STARTS = 40
 
 SPEED_SHARE = 0.8
-"""Of the false alarms; the rest is for acceptance, which is nearly free of noise."""
+"""Of the false alarms; the rest is for acceptance, whose tolerance is three deviations wide and which has
+to leave it twice."""
 
 PASS_LEVEL = 0.005
 """A look passes at once where the slowdown to be caught is excluded with this error."""
@@ -28,15 +29,13 @@ PASS_LEVEL = 0.005
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Levels:
-    """One-sided error of a stage for speed, two-sided for acceptance."""
+    """One-sided error of a stage for speed."""
 
     speed: float
-    acceptance: float
 
     @classmethod
     def of(cls, statistics: Statistics) -> Levels:
-        rate = statistics.false_alarm_rate
-        return cls(speed=math.sqrt(SPEED_SHARE * rate), acceptance=math.sqrt((1 - SPEED_SHARE) * rate))
+        return cls(speed=math.sqrt(SPEED_SHARE * statistics.false_alarm_rate))
 
 
 def looks_of(gate: GateFile) -> LookPlan:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from spectune import stats
 from spectune.gate.acceptance import (
     ACCEPTANCE,
+    NOISE_FACTOR,
     AcceptancePair,
     agreement_check,
     length_check,
@@ -16,7 +17,7 @@ from spectune.gate.acceptance import (
     too_few,
 )
 from spectune.gate.common import Common
-from spectune.gate.design import PASS_LEVEL, Levels, looks_of
+from spectune.gate.design import MIN_STARTS, PASS_LEVEL, looks_of
 from spectune.gate.file import GateFile
 from spectune.gate.pairs import BASE, HEAD, THROUGHPUT, TPOT, StartPair, measure_start, pair_start
 from spectune.gate.verdicts import Outcome
@@ -98,7 +99,10 @@ def _alarms(gate: GateFile, stage: Stage, level: float, confirm: frozenset[str] 
 
 
 def acceptance_alarm(gate: GateFile, pairs: Sequence[StartPair]) -> bool:
-    """Acceptance outside its tolerance by more than it varies between equal starts."""
+    """Acceptance outside its tolerance, and further than equal starts are apart.
+
+    The spread of equal starts comes from the calibration; where many starts show a wider one, that counts.
+    """
     if not gate.acceptance.is_enabled:
         return False
     found = [acceptance_of(gate, pair.common) for pair in pairs]
@@ -106,8 +110,10 @@ def acceptance_alarm(gate: GateFile, pairs: Sequence[StartPair]) -> bool:
     pooled = pooled_acceptance(gate, pairs)
     if not ratios or pooled is None or length_check(gate, pooled).outcome is Outcome.PASSED:
         return False
-    p = stats.two_sided_p_value(ratios)
-    return p is None or p <= Levels.of(gate.statistics).acceptance
+    noise = gate.acceptance.noise
+    if len(ratios) >= MIN_STARTS:
+        noise = max(noise, stats.standard_deviation(ratios))
+    return abs(pooled.log_ratio) >= NOISE_FACTOR * noise / math.sqrt(len(ratios))
 
 
 def acceptance_of(gate: GateFile, common: Common) -> AcceptancePair | None:

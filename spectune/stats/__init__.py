@@ -22,6 +22,7 @@ from spectune.stats.paired import (
     minimum_detectable_ratio,
     paired_p_value,
     paired_power,
+    prediction_p_value,
     two_sided_p_value,
     welch_p_value,
 )
@@ -42,6 +43,7 @@ __all__ = [
     "paired_power",
     "percentile",
     "plan_looks",
+    "prediction_p_value",
     "rate_interval",
     "ratio_interval",
     "spent",

@@ -48,6 +48,21 @@ def welch_p_value(first: Sequence[float], second: Sequence[float]) -> float | No
     return t_tail(difference / math.sqrt(total), degrees)
 
 
+def prediction_p_value(baseline: Sequence[float], value: float) -> float | None:
+    """One-sided p that one more run of the baseline would be as low as `value`; None for n < 2.
+
+    t = (mean - value) / (sd · √(1 + 1/n)) with n - 1 degrees: the prediction interval of one normal value.
+    """
+    check_finite([*baseline, value])
+    n = len(baseline)
+    if n < 2:
+        return None
+    difference, sd = math.fsum(baseline) / n - value, standard_deviation(baseline)
+    if sd == 0:
+        return 0.5 if difference == 0 else float(difference < 0)
+    return t_tail(difference / (sd * math.sqrt(1 + 1 / n)), n - 1)
+
+
 def holm(p_values: Sequence[float]) -> tuple[float, ...]:
     """Holm's step-down adjusted p values (Holm 1979), in the order given.
 

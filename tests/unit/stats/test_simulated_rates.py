@@ -22,6 +22,7 @@ from spectune.stats import (
     paired_p_value,
     paired_power,
     plan_looks,
+    prediction_p_value,
     rate_interval,
     ratio_interval,
     two_sided_p_value,
@@ -84,6 +85,15 @@ def test_welch_keeps_its_level_with_unequal_sizes_and_spreads() -> None:
     alarms = sum(welch_p_value(a, b) <= 0.05 for a, b in zip(quiet, noisy, strict=True))
 
     assert alarms / TRIALS <= 0.05 + 0.011
+
+
+def test_prediction_of_one_more_run_keeps_its_level() -> None:
+    """A seventh run of an unchanged engine is called slower than six baseline runs in 5% of the trials."""
+    alarms = sum(prediction_p_value(row[:6], row[6]) <= 0.05 for row in normal_rows(7, seed=18))
+
+    assert alarms / TRIALS == pytest.approx(0.05, abs=0.011)
+    assert prediction_p_value([1.0, 1.0], 1.0) == 0.5
+    assert prediction_p_value([1.0], 1.0) is None
 
 
 def test_holm_keeps_the_rate_of_any_false_alarm_among_four_metrics() -> None:
