@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import ssl
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,6 +28,9 @@ __all__ = ["ClientOptions", "Dialect", "Endpoint", "run_requests", "sampling_fie
 
 KEEPALIVE_S = 4.0
 """Servers drop idle connections after 5 s; one that is used at that moment would look like a failure."""
+
+PREPARED = 32
+"""Connections made ready where nothing limits the requests in flight; more are made as they are needed."""
 
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
@@ -76,26 +81,59 @@ class _Sender:
     clock: Clock
 
     async def run(self, requests: Sequence[Request], load: Load) -> list[ServedRequest]:
-        async with self._http(load) as http:
-            send = _Send(self, http)
+        async with AsyncExitStack() as stack:
+            lanes = _Lanes(self, stack)
+            await lanes.prepare(min(len(requests), _most_in_flight(load) or PREPARED))
+            send = _Send(self, lanes)
             if isinstance(load, ClosedLoop):
                 return await _closed(requests, load, send, self.clock)
             return await _open(requests, load, send, self.clock)
 
-    def _http(self, load: Load) -> httpx.AsyncClient:
-        """A client whose pool never makes a request wait: the load alone limits what is in flight."""
-        limit = load.concurrency if isinstance(load, ClosedLoop) else load.max_concurrency
-        options = self.options
-        timeout = httpx.Timeout(
-            options.silence_timeout_s, connect=options.connect_timeout_s, pool=options.timeout_s
-        )
+
+def _most_in_flight(load: Load) -> int | None:
+    return load.concurrency if isinstance(load, ClosedLoop) else load.max_concurrency
+
+
+class _Lanes:
+    """Connections, each a client of its own, used again when free; there is never one too few.
+
+    One shared pool would make requests wait for each other: it searches all its connections at every
+    request, which at 128 in flight takes longer than a fast server's answer.
+    """
+
+    def __init__(self, sender: _Sender, stack: AsyncExitStack) -> None:
+        self._sender = sender
+        self._stack = stack
+        self._free: list[httpx.AsyncClient] = []
+        self._is_local = httpx.URL(sender.root).host in LOOPBACK
+        # One context for all lanes: making one takes longer than many an answer.
+        self._verify = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        if httpx.URL(sender.root).scheme == "https":
+            self._verify = ssl.create_default_context()
+
+    async def prepare(self, count: int) -> None:
+        """Make `count` lanes before the clock starts."""
+        while len(self._free) < count:
+            self._free.append(await self._stack.enter_async_context(self._new()))
+
+    @asynccontextmanager
+    async def lane(self) -> AsyncIterator[httpx.AsyncClient]:
+        """A connection for one request."""
+        http = self._free.pop() if self._free else await self._stack.enter_async_context(self._new())
+        try:
+            yield http
+        finally:
+            self._free.append(http)
+
+    def _new(self) -> httpx.AsyncClient:
+        options = self._sender.options
+        timeout = httpx.Timeout(options.silence_timeout_s, connect=options.connect_timeout_s)
         return httpx.AsyncClient(
-            limits=httpx.Limits(
-                max_connections=limit, max_keepalive_connections=limit, keepalive_expiry=KEEPALIVE_S
-            ),
+            limits=httpx.Limits(max_connections=1, max_keepalive_connections=1, keepalive_expiry=KEEPALIVE_S),
             timeout=timeout,
             headers={"Accept-Encoding": "identity", **options.headers},
-            trust_env=httpx.URL(self.root).host not in LOOPBACK,
+            trust_env=not self._is_local,
+            verify=self._verify,
         )
 
 
@@ -104,17 +142,24 @@ class _Send:
     """Sends one request and tells what became of it."""
 
     sender: _Sender
-    http: httpx.AsyncClient
+    lanes: _Lanes
 
     async def __call__(self, request: Request, scheduled_s: float) -> ServedRequest:
+        async with self.lanes.lane() as http:
+            served = await self._send(http, request, scheduled_s)
+        if self.sender.on_done is not None:
+            self.sender.on_done(served)
+        return served
+
+    async def _send(self, http: httpx.AsyncClient, request: Request, scheduled_s: float) -> ServedRequest:
         sender = self.sender
         content = json.dumps(request_body(request, sender.served_model, sender.options)).encode()
         answer = Answer()
         sent_s = sender.clock()
         try:
             async with asyncio.timeout(sender.options.timeout_s):
-                is_streamed = await self._exchange(content, answer)
-            served = answer.build(
+                is_streamed = await self._exchange(http, content, answer)
+            return answer.build(
                 request,
                 scheduled_s=scheduled_s,
                 sent_s=sent_s,
@@ -124,7 +169,7 @@ class _Send:
             )
         except (AnswerFailure, httpx.HTTPError, TimeoutError, UnicodeDecodeError) as error:
             kind, reason = explain(error, sender.options, has_output=bool(answer.chunk_s))
-            served = ServedRequest(
+            return ServedRequest(
                 request_id=request.request_id,
                 category=request.category,
                 scheduled_s=scheduled_s,
@@ -134,15 +179,12 @@ class _Send:
                 failure=kind,
                 error=reason,
             )
-        if sender.on_done is not None:
-            sender.on_done(served)
-        return served
 
-    async def _exchange(self, content: bytes, answer: Answer) -> bool:
+    async def _exchange(self, http: httpx.AsyncClient, content: bytes, answer: Answer) -> bool:
         """Send and read to the end; whether the answer was a stream."""
         url = self.sender.root + self.sender.options.endpoint.path
         headers = {"Content-Type": "application/json"}
-        async with self.http.stream("POST", url, content=content, headers=headers) as response:
+        async with http.stream("POST", url, content=content, headers=headers) as response:
             if response.status_code != httpx.codes.OK:
                 raise _refusal(response.status_code, await response.aread(), url, self.sender.served_model)
             if response.headers.get("content-type", "").startswith("application/json"):

@@ -85,7 +85,7 @@ def _number(file: Path) -> int:
 
 
 def _rows(text: str, path: Path) -> list[dict[str, Any]]:
-    """One object, a list of them, or one on each line (--append-result)."""
+    """One object, a list of them, or one on each line (as vLLM appends results)."""
     try:
         found = json.loads(text)
     except ValueError:
@@ -106,7 +106,7 @@ def _point(row: dict[str, Any], path: Path) -> ImportedPoint:
         if not _is_number(row.get(key)):
             raise UsageError(
                 f"{path} is not a result of vllm bench serve: {key} is {row.get(key)!r}",
-                hint="give the JSON that --save-result wrote, or the directory of a sweep",
+                hint="give the result file that vllm bench saved, or the directory of a sweep",
             )
     settings = _settings(row)
     cautions: list[str] = []

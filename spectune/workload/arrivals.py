@@ -27,7 +27,7 @@ class ClosedLoop:
 
     def __post_init__(self) -> None:
         if self.concurrency < 1:
-            raise UsageError(f"--max-concurrency {self.concurrency} is below 1")
+            raise UsageError(f"max-concurrency {self.concurrency} is below 1")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +49,7 @@ class OpenLoop:
         if list(self.arrivals_s) != sorted(self.arrivals_s):
             raise UsageError("arrivals must ascend")
         if self.max_concurrency is not None and self.max_concurrency < 1:
-            raise UsageError(f"--max-concurrency {self.max_concurrency} is below 1")
+            raise UsageError(f"max-concurrency {self.max_concurrency} is below 1")
 
 
 Load = ClosedLoop | OpenLoop
@@ -60,13 +60,13 @@ def gamma_arrivals(
 ) -> tuple[float, ...]:
     """Arrivals with gamma distributed gaps of mean 1/rate and shape `burstiness`.
 
-    1 is a Poisson process, below 1 burstier, above 1 more even (vLLM's `--burstiness`). The first
+    1 is a Poisson process, below 1 burstier, above 1 more even (vLLM's burstiness). The first
     request comes after the first gap. vLLM stretches its draw to end exactly at n/rate; here the draw
     stays as it is, because stretching makes the gaps depend on each other.
     """
     _check_rate(request_rate)
     if not (math.isfinite(burstiness) and burstiness > 0):
-        raise UsageError(f"--burstiness {burstiness} is not above 0")
+        raise UsageError(f"burstiness {burstiness} is not above 0")
     chance = random.Random(f"arrivals|{seed}")
     scale = 1 / (request_rate * burstiness)
     return tuple(accumulate(chance.gammavariate(burstiness, scale) for _ in range(num_requests)))
@@ -105,7 +105,7 @@ def open_loop(
     max_concurrency: int | None = None,
     seed: int = 0,
 ) -> OpenLoop:
-    """The load of `--request-rate` and `--burstiness`; a burstiness of infinity is a constant rate."""
+    """The load of a request rate and a burstiness; a burstiness of infinity is a constant rate."""
     if burstiness == math.inf:
         arrivals = constant_arrivals(num_requests, request_rate=request_rate)
     else:
@@ -125,7 +125,7 @@ def trace_loop(times_s: Sequence[float], *, max_concurrency: int | None = None) 
 
 def _check_rate(request_rate: float) -> None:
     if not (math.isfinite(request_rate) and request_rate > 0):
-        raise UsageError(f"--request-rate {request_rate} is not above 0")
+        raise UsageError(f"request-rate {request_rate} is not above 0")
 
 
 def _timestamp(path: Path, number: int, line: str) -> float:

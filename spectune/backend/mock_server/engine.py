@@ -47,6 +47,8 @@ class Counters:
     cache_queries: int = 0
     cache_hits: int = 0
     num_requests: int = 0
+    queue_s: float = 0.0
+    life_s: float = 0.0
     created: float = field(default_factory=time.time)
 
 
@@ -105,9 +107,11 @@ class Engine:
 
     async def decode(self, sequence: MockSequence) -> AsyncIterator[list[int]]:
         """Ids of each step, the prefill's one token first."""
+        arrived_s = time.monotonic()
         self.num_waiting += 1
         async with self._slots:
             self.num_waiting -= 1
+            self.counters.queue_s += time.monotonic() - arrived_s
             self.num_running += 1
             self.max_running = max(self.max_running, self.num_running)
             try:
@@ -115,6 +119,7 @@ class Engine:
                     yield ids
             finally:
                 self.num_running -= 1
+                self.counters.life_s += time.monotonic() - arrived_s
 
     def reset_cache(self) -> None:
         self._cache.clear()

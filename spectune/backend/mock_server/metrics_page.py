@@ -15,6 +15,7 @@ def metrics_page(settings: MockSettings, engine: Engine) -> str:
         ("generation_tokens", counters.generation_tokens),
         ("prefix_cache_queries", counters.cache_queries),
         ("prefix_cache_hits", counters.cache_hits),
+        ("num_preemptions", 0),
     ):
         lines += _counter(settings, f"vllm:{name}", value, counters.created)
     for name, value in (
@@ -26,6 +27,13 @@ def metrics_page(settings: MockSettings, engine: Engine) -> str:
             f"vllm:{name}{_labels(settings, index)} {float(share)}"
             for index, share in enumerate(_shares(value, settings.num_engines))
         ]
+    for name, seconds in (
+        ("request_queue_time_seconds", counters.queue_s),
+        ("e2e_request_latency_seconds", counters.life_s),
+    ):
+        labels = _labels(settings, 0)
+        lines += [f"# TYPE vllm:{name} histogram", f"vllm:{name}_sum{labels} {seconds!r}"]
+        lines += [f"vllm:{name}_count{labels} {float(counters.num_requests)}"]
     if settings.speculates:
         for name, value in (
             ("drafts", counters.num_drafts),

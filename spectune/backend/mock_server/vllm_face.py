@@ -274,7 +274,7 @@ def error_body(message: str, code: int, kind: str = "SimulatedError") -> dict[st
 
 
 def usage(sequence: MockSequence, num_tokens: int) -> dict[str, Any]:
-    """Token counts; cached prompt tokens are told as with --enable-prompt-tokens-details."""
+    """Token counts; cached prompt tokens are told, as vLLM does when asked for prompt token details."""
     num_prompt = len(sequence.prompt_ids)
     return {
         "prompt_tokens": num_prompt,
