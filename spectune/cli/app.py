@@ -14,7 +14,7 @@ from typing import Annotated
 import typer
 
 from spectune import __version__
-from spectune.cli import config, mock_server, policy, report, sweep, theory, train
+from spectune.cli import config, doctor, mock_server, policy, report, sweep, theory, train, workload
 from spectune.cli.console import say, say_error, write_log
 from spectune.errors import SpectuneError
 
@@ -33,12 +33,16 @@ app = typer.Typer(
 app.command(epilog="Example: spectune sweep --quick")(sweep.sweep)
 app.command(epilog="Example: spectune report runs/2026-11-30-101500")(report.report)
 app.command(
+    epilog="Example: spectune doctor path/to/head --model path/to/model --engine vllm", no_args_is_help=False
+)(doctor.doctor)
+app.command(
     name="mock-server", epilog="Example: spectune mock-server --port 8000 --num-tokens 3 --step-ms 10"
 )(mock_server.mock_server)
 app.add_typer(theory.app, name="theory")
 app.add_typer(policy.app, name="policy")
 app.add_typer(train.app, name="train")
 app.add_typer(config.app, name="config")
+app.add_typer(workload.app, name="workload")
 
 
 def _print_version(is_asked: bool) -> None:
