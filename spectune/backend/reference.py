@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from importlib import metadata
 from pathlib import Path
@@ -25,6 +25,7 @@ from spectune.engine.resolve import resolve_model
 from spectune.engine.scheduler import Engine
 from spectune.engine.target import Target
 from spectune.engine.tokenizer import Tokenizer
+from spectune.engine.trace import replay_text
 from spectune.errors import UsageError, WorkloadError
 from spectune.records import (
     BlockResult,
@@ -84,7 +85,13 @@ class ReferenceBackend:
         methods = [Method.OFF.value, Method.NGRAM.value]
         if self._draft_model is not None:
             methods.append(Method.EAGLE3.value)
-        return Capabilities(name="reference", methods=tuple(methods), has_trees=True, has_rounds=True)
+        return Capabilities(
+            name="reference",
+            methods=tuple(methods),
+            has_trees=True,
+            has_rounds=True,
+            has_keyed_sampling=True,
+        )
 
     def plan(self, points: Sequence[Point]) -> list[Launch]:
         """One process serves every point: nothing needs a restart."""
@@ -226,13 +233,22 @@ class _ReferenceSession:
         self._engines: dict[tuple[int, str], Engine] = {}
 
     def run(self, point: Point, requests: Sequence[Request]) -> BlockResult:
+        return self._engine(point).generate(requests, point.config)
+
+    def replay(
+        self, point: Point, requests: Sequence[Request], texts: Mapping[str, Sequence[int]]
+    ) -> BlockResult:
+        """The block along given output ids: what the drafter would have had accepted."""
+        return replay_text(self._engine(point), requests, dict(texts), point.config)
+
+    def _engine(self, point: Point) -> Engine:
         config, batch_size = point.config, point.cell.batch_size
         if any(size != batch_size for size, _ in self._engines):
             self._engines.clear()  # one batch size at a time holds the memory
         key = (batch_size, config.method)
         if key not in self._engines:
             self._engines[key] = self._backend.engine(config, batch_size)
-        return self._engines[key].generate(requests, config)
+        return self._engines[key]
 
     def gap(self, request: Request, output_ids: Sequence[int], index: int) -> Gap | None:
         if index < 1:
