@@ -34,21 +34,19 @@ class Sides:
         self._texts = texts
 
     def __call__(self, arms: Sequence[SideArm], *, start: int) -> Iterator[tuple[SideArm, int, BlockResult]]:
-        points: dict[str, list[Point]] = {}
-        for arm in arms:
-            points.setdefault(arm.side, []).append(arm.point)
         with contextlib.ExitStack() as stack:
+            # an engine for each arm, also on one side: a server holds one configuration
             doors = {
-                side: stack.enter_context(Door(self._backends[side], Launch(points=tuple(own))))
-                for side, own in points.items()
+                arm: stack.enter_context(Door(self._backends[arm.side], Launch(points=(arm.point,))))
+                for arm in arms
             }
             for arm in arms if self._texts is None else ():
                 if self._calibration:
-                    doors[arm.side].run(arm.point, self._calibration)
+                    doors[arm].run(arm.point, self._calibration)
             for index, block in enumerate(self._blocks):
                 is_forward = (index + start) % 2 == 0
                 for arm in arms if is_forward else tuple(reversed(arms)):
-                    yield arm, index, self._decode(doors[arm.side], arm.point, block)
+                    yield arm, index, self._decode(doors[arm], arm.point, block)
 
     def _decode(self, door: Door, point: Point, block: Sequence[Request]) -> BlockResult:
         if self._texts is None:
