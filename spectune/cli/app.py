@@ -14,7 +14,20 @@ from typing import Annotated
 import typer
 
 from spectune import __version__
-from spectune.cli import config, doctor, mock_server, policy, report, sweep, theory, train, workload
+from spectune.cli import (
+    config,
+    doctor,
+    engines,
+    import_,
+    mock_server,
+    policy,
+    report,
+    sweep,
+    theory,
+    trace,
+    train,
+    workload,
+)
 from spectune.cli.console import say, say_error, write_log
 from spectune.errors import SpectuneError
 
@@ -31,10 +44,15 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command(epilog="Example: spectune sweep --quick")(sweep.sweep)
+app.command(
+    epilog="Example: spectune trace --num-prompts 8 --max-tokens 64 --output-dir runs/trace",
+    no_args_is_help=False,
+)(trace.trace)
 app.command(epilog="Example: spectune report runs/2026-11-30-101500")(report.report)
 app.command(
     epilog="Example: spectune doctor path/to/head --model path/to/model --engine vllm", no_args_is_help=False
 )(doctor.doctor)
+app.command(name="import", epilog="Example: spectune import results/demo")(import_.import_)
 app.command(
     name="mock-server", epilog="Example: spectune mock-server --port 8000 --num-tokens 3 --step-ms 10"
 )(mock_server.mock_server)
@@ -43,6 +61,7 @@ app.add_typer(policy.app, name="policy")
 app.add_typer(train.app, name="train")
 app.add_typer(config.app, name="config")
 app.add_typer(workload.app, name="workload")
+app.add_typer(engines.app, name="engines")
 
 
 def _print_version(is_asked: bool) -> None:
