@@ -10,11 +10,14 @@ from dataclasses import dataclass
 from spectune.measure.divergence import Divergence
 from spectune.metrics.acceptance import acceptance_length, pooled_steps
 from spectune.metrics.latency import is_success
+from spectune.metrics.throughput import request_totals
 from spectune.records import BlockResult, Point, Prompt, RoundRecord
 
 DRIFT_LIMIT = 0.10
 MIN_FULL_ROUNDS = 30
 INEFFECTIVE_LENGTH = 1.05
+MIN_THIRD = 4
+"""Requests of a third from which on a change of their steps says something."""
 
 
 class Doubt(enum.StrEnum):
@@ -26,6 +29,7 @@ class Doubt(enum.StrEnum):
     PROMPTS_REUSED = "prompts reused"
     FIRST_TURN_ONLY = "first turn only"
     BUSY_MACHINE = "machine busy with other work"
+    SERVER = "what the server says does not fit"
     CALIBRATED_ON_MEASURED = "calibrated on measured prompts"
 
 
@@ -39,9 +43,11 @@ def point_cautions(
     point: Point, blocks: Mapping[int, BlockResult], divergence: Divergence | None = None
 ) -> tuple[Caution, ...]:
     """Doubts about one point; `divergence` is how its outputs differ from plain decoding."""
+    is_load = any(block.load is not None for block in blocks.values())
     found = (
-        _drift(point, blocks),
-        _few_rounds(point, blocks),
+        *_load_notes(blocks),
+        _load_drift(blocks) if is_load else _drift(point, blocks),
+        None if is_load else _few_rounds(point, blocks),
         _some_failed(blocks),
         _ineffective(point, blocks),
         None if divergence is None else Caution(doubt=Doubt.OUTPUT_DIFFERS, text=divergence.text),
@@ -98,6 +104,33 @@ def _drift(point: Point, blocks: Mapping[int, BlockResult]) -> Caution | None:
     )
 
 
+def _load_drift(blocks: Mapping[int, BlockResult]) -> Caution | None:
+    """Seconds of a step, last third of the requests against the first third in order of sending.
+
+    The step, not the token: it does not depend on what the prompts let the draft guess.
+    """
+    requests = [request for block in blocks.values() for request in block.requests]
+    ordered = sorted(requests, key=lambda request: request.arrival_s)
+    third = len(ordered) // 3
+    first, last = request_totals(ordered[:third]), request_totals(ordered[len(ordered) - third :])
+    if third < MIN_THIRD or first is None or last is None:
+        return None
+    change = last.step_s / first.step_s - 1
+    if abs(change) <= DRIFT_LIMIT:
+        return None
+    return Caution(
+        doubt=Doubt.DRIFT,
+        text=f"steps of the last third are {abs(change):.0%} {'slower' if change > 0 else 'faster'} than those "
+        "of the first third: the server was not steady",
+    )
+
+
+def _load_notes(blocks: Mapping[int, BlockResult]) -> tuple[Caution, ...]:
+    """What the session noted; every block of a load carries the same notes."""
+    texts = dict.fromkeys(note for block in blocks.values() if block.load for note in block.load.notes)
+    return tuple(Caution(doubt=Doubt.SERVER, text=text) for text in texts)
+
+
 def _few_rounds(point: Point, blocks: Mapping[int, BlockResult]) -> Caution | None:
     count = sum(len(_full_rounds(point, block)) for block in blocks.values())
     if count >= MIN_FULL_ROUNDS:
@@ -122,7 +155,8 @@ def _some_failed(blocks: Mapping[int, BlockResult]) -> Caution | None:
 def _ineffective(point: Point, blocks: Mapping[int, BlockResult]) -> Caution | None:
     requests = [request for block in blocks.values() for request in block.requests]
     length = acceptance_length(pooled_steps(requests))
-    if point.config.is_off or length is None or length >= INEFFECTIVE_LENGTH:
+    is_quiet = point.config.is_off or point.config.is_standby
+    if is_quiet or length is None or length >= INEFFECTIVE_LENGTH:
         return None
     return Caution(
         doubt=Doubt.INEFFECTIVE,

@@ -16,7 +16,8 @@ from spectune.measure.door import Door, Failed, explain_failure
 from spectune.measure.judge import judge_point
 from spectune.measure.progress import SweepProgress
 from spectune.measure.requests import Block
-from spectune.metrics.throughput import round_tpot
+from spectune.measure.stream import split_by_block
+from spectune.metrics.throughput import request_totals, round_tpot
 from spectune.records import BlockResult, Cell, Gap, Point, PointOutcome, Request, SpecConfig, Status
 from spectune.store import RunStore
 
@@ -41,6 +42,7 @@ class CellWork:
     off: Mapping[int, Point]
     blocks: Mapping[int, tuple[Block, ...]]
     calibration: Block
+    is_load: bool = False  # a server under load: each arm is a start of its own, a block is one request
 
 
 @dataclass(slots=True)
@@ -79,11 +81,19 @@ class CellRun:
         missing = [point for point in points if not _is_complete(stored[point], len(requests))]
         off = self.work.off[points[0].repeat]
         # arms that run now against plain decoding that was finished in an earlier start
-        late = () if off in missing else tuple(point for point in missing if not stored[point])
+        is_late = off not in missing and not self.work.is_load
+        late = tuple(point for point in missing if not stored[point]) if is_late else ()
         for point in missing:
             self.progress.point_started(point, len(requests))
         for point in missing:
             self._attempt(point, None)
+        if self.work.is_load:
+            for point in missing:
+                self._stream(
+                    point, {i: block for i, block in enumerate(requests) if i not in stored[point]}, stored
+                )
+            self._conclude(points, stored, len(requests), late)
+            return
         # blocks come round-robin by category: every category meets both orders
         num_categories = len({request.category for block in requests for request in block})
         for index, block in enumerate(requests):
@@ -98,6 +108,28 @@ class CellRun:
                     self.progress.block_done(point, index)
         self._conclude(points, stored, len(requests), late)
 
+    def _stream(self, point: Point, blocks: Mapping[int, Block], stored: Mapping[Point, Blocks]) -> None:
+        """All missing blocks of a point as one load; a failure leaves those that are on disk."""
+        if point.config in self._failed:
+            return
+        asked = [request for block in blocks.values() for request in block]
+        try:
+            result = self.door.stream(point, asked, self.work.calibration)
+        except StoreError:
+            raise
+        except Exception as error:
+            self._fail(point, error)
+            return
+        for index, part in split_by_block(blocks, result).items():
+            self.store.append_block(point.point_id, index, part)
+            stored[point][index] = part
+            self.progress.block_done(point, index)
+
+    def _fail(self, point: Point, error: Exception) -> None:
+        if isinstance(error, UsageError) and self.door.generation == 0:
+            raise error  # the user's flags cannot start an engine: no point can run
+        self._failed[point.config] = explain_failure(error)
+
     def _attempt(self, point: Point, block: Block | None) -> BlockResult | None:
         """Warm the arm if the engine is cold, then run the block if there is one; None after a failure."""
         if point.config in self._failed:
@@ -108,9 +140,7 @@ class CellRun:
         except StoreError:
             raise
         except Exception as error:
-            if isinstance(error, UsageError) and self.door.generation == 0:
-                raise  # the user's flags cannot start an engine: no point can run
-            self._failed[point.config] = explain_failure(error)
+            self._fail(point, error)
             return None
 
     def _warm_up(self, point: Point) -> None:
@@ -185,6 +215,10 @@ def _speedup(point: Point, blocks: Blocks, off: Blocks) -> float | None:
     """Pooled time per token of off / of the arm, for the display only."""
     if point.config.is_off:
         return None
+    asked = [[request for block in arm.values() for request in block.requests] for arm in (blocks, off)]
+    if not any(block.rounds for block in blocks.values()):
+        served, baseline = request_totals(asked[0]), request_totals(asked[1])
+        return None if served is None or baseline is None else baseline.tpot_s / served.tpot_s
     size = point.cell.batch_size
     ours = round_tpot([turn for block in blocks.values() for turn in block.rounds], size)
     plain = round_tpot([turn for block in off.values() for turn in block.rounds], size)

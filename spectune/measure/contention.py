@@ -25,7 +25,7 @@ _GUEST_FIELDS = 8  # guest time is contained in user time
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CpuClock:
-    """Seconds so far: on the wall, of all work on our cores, of our own work."""
+    """Seconds so far: on the wall, of all work on our cores, of our own work and that of ended children."""
 
     wall_s: float
     busy_s: float
@@ -47,7 +47,8 @@ def read_cpu_clock(*, stat: Path = STAT, now: Clock = time.monotonic) -> CpuCloc
             ticks = [int(field) for field in fields[:_GUEST_FIELDS]]
             busy += sum(ticks) - sum(ticks[i] for i in _IDLE_FIELDS)
     times = os.times()
-    return CpuClock(wall_s=now(), busy_s=busy / ticks_per_s, own_s=times.user + times.system)
+    own_s = times.user + times.system + times.children_user + times.children_system
+    return CpuClock(wall_s=now(), busy_s=busy / ticks_per_s, own_s=own_s)
 
 
 def cores_of_others(before: CpuClock | None, after: CpuClock | None) -> float | None:

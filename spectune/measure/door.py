@@ -14,6 +14,7 @@ from spectune.records import (
     BlockResult,
     Gap,
     Launch,
+    LoadSession,
     Point,
     Request,
     RequestRecord,
@@ -110,6 +111,17 @@ class Door:
             self._close_failed()
             raise
 
+    def stream(self, point: Point, requests: Sequence[Request], fillers: Sequence[Request]) -> BlockResult:
+        """All requests of a point at its load; see `run` and `LoadSession.stream`."""
+        session = self.open()
+        try:
+            if not isinstance(session, LoadSession):
+                raise EngineFailure("the engine cannot keep a load up")
+            return _complete(session.stream(point, requests, fillers), requests)
+        except Exception:
+            self._close_failed()
+            raise
+
     def gap(self, request: Request, output_ids: Sequence[int], index: int) -> Gap | None:
         """See `Session.gap`; None where the engine is closed."""
         return None if self._session is None else self._session.gap(request, output_ids, index)
@@ -135,6 +147,7 @@ def _complete(block: BlockResult, requests: Sequence[Request]) -> BlockResult:
         rounds=block.rounds,
         duration_s=block.duration_s,
         peak_memory_bytes=block.peak_memory_bytes,
+        load=block.load,
     )
 
 

@@ -42,11 +42,18 @@ class RequestBuilder:
         self._encoded: dict[tuple[str, int], tuple[int, ...]] = {}
 
     def blocks(
-        self, prompts: Sequence[Prompt], cell: Cell, sampling: Sampling, *, count: int, repeat: int = 0
+        self,
+        prompts: Sequence[Prompt],
+        cell: Cell,
+        sampling: Sampling,
+        *,
+        count: int,
+        repeat: int = 0,
+        size: int | None = None,
     ) -> tuple[Block, ...]:
-        """`count` blocks of `cell.batch_size` requests each."""
+        """`count` blocks of `size` requests each (the cell's batch if not given)."""
         ordered = in_turn(prompts)
-        size = cell.batch_size
+        size = size or cell.batch_size
         asked: Counter[str] = Counter()
         requests = []
         for i in range((repeat + 1) * count * size):

@@ -68,6 +68,53 @@ def round_tpot(rounds: Sequence[RoundRecord], batch_size: int) -> RoundTotals | 
     )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestTotals:
+    """Decode time of whole requests, for engines that tell no rounds: sums over successful requests.
+
+    `seconds` is Σ (last token - first token), `num_tokens` Σ (output tokens - 1), `num_steps` the steps
+    that gave them.
+    """
+
+    num_requests: int
+    num_steps: int
+    num_tokens: int
+    seconds: float
+
+    @property
+    def step_s(self) -> float:
+        """Mean seconds of a step of one sequence: the time of a round at the load of the requests."""
+        return self.seconds / self.num_steps
+
+    @property
+    def tokens_per_step(self) -> float:
+        """Mean tokens that a step emits."""
+        return self.num_tokens / self.num_steps
+
+    @property
+    def tpot_s(self) -> float:
+        """Σ seconds / Σ tokens."""
+        return self.seconds / self.num_tokens
+
+
+def request_totals(requests: Sequence[RequestRecord]) -> RequestTotals | None:
+    """Pooled decode time of requests that were all decoded at the same load; None if nothing was decoded.
+
+    Only whole requests count: a window cut out of a load ends with the fast ones and holds too many
+    tokens for its seconds.
+    """
+    whole = [r for r in requests if is_success(r) and r.tpot_s is not None and r.broken_identity() is None]
+    steps = sum(len(r.steps) for r in whole)
+    if steps == 0:
+        return None
+    return RequestTotals(
+        num_requests=len(whole),
+        num_steps=steps,
+        num_tokens=sum(r.num_output_tokens - 1 for r in whole),
+        seconds=math.fsum((r.finish_s or 0.0) - (r.first_token_s or 0.0) for r in whole),
+    )
+
+
 def reached_batch(rounds: Sequence[RoundRecord]) -> float | None:
     """Mean batch size of decode rounds weighted by their time; None without any.
 

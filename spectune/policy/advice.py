@@ -93,19 +93,26 @@ def _losing(cell: CellComparison) -> Iterator[str]:
     needed = cell.break_even(leader)
     if rounds is None or needed is None or length is None or leader.acceptance is None:
         return
-    excess = {
-        "draft": rounds.draft_s,
-        "verification": rounds.verify_s - plain.verify_s,
-        "overhead": rounds.other_s - plain.other_s,
-    }
-    part = max(excess, key=lambda name: excess[name])
     zero = leader.acceptance.zero_accept_share
     share = "" if zero is None else f"; {zero:.0%} of the steps with a draft accept nothing"
-    step = rounds.draft_s / leader.config.num_steps / plain.total_s
     yield (
-        f"{leader.config.label} at {cell.cell.label} loses: {part} too expensive, {excess[part] / plain.total_s:.2f} "
-        f"of a plain step a round (one draft step costs {step:.2f}); break-even at "
+        f"{leader.config.label} at {cell.cell.label} loses: {_dearest(leader, rounds, plain)}; break-even at "
         f"{needed:.2f} tokens a step, emitted {rounds.tokens_per_sequence:.2f} (acceptance length {length:.2f}){share}."
+    )
+
+
+def _dearest(leader: ArmSummary, rounds: Rounds, plain: Rounds) -> str:
+    """The part that makes a round too expensive; the whole round where a server tells no parts."""
+    if rounds.parts is None or plain.parts is None:
+        return f"a step takes {rounds.total_s / plain.total_s:.2f} of a plain one"
+    names = ("draft", "verification", "overhead")
+    excess = {name: own - base for name, own, base in zip(names, rounds.parts, plain.parts, strict=True)}
+    excess["draft"] = rounds.parts[0]
+    part = max(excess, key=lambda name: excess[name])
+    step = rounds.parts[0] / leader.config.num_steps / plain.total_s
+    return (
+        f"{part} too expensive, {excess[part] / plain.total_s:.2f} of a plain step a round "
+        f"(one draft step costs {step:.2f})"
     )
 
 
@@ -221,10 +228,12 @@ def _verify_growth(cell: CellComparison) -> Iterator[str]:
     """What each further verified token really costs."""
     leader = _leader(cell)
     plain = _plain_rounds(cell)
-    if leader is None or leader.rounds is None or plain is None or plain.verify_s <= 0:
+    if leader is None or leader.rounds is None or plain is None:
         return
-    extra = leader.config.num_draft_tokens - 1
-    per_token = (leader.rounds.verify_s / plain.verify_s - 1) / extra
+    verify_s, plain_s = leader.rounds.verify_s, plain.verify_s
+    if verify_s is None or not plain_s:
+        return
+    per_token = (verify_s / plain_s - 1) / (leader.config.num_draft_tokens - 1)
     if per_token > COSTLY_TOKEN:
         yield (
             f"Verification is not free: each token that {leader.config.label} verifies beyond the first adds "

@@ -43,6 +43,7 @@ class ArmData:
     point_ids: tuple[str, ...] = ()
     cautions: tuple[str, ...] = ()
     peak_memory_bytes: int | None = None
+    has_boots: bool = False
 
     @property
     def requests(self) -> tuple[RequestRecord, ...]:
@@ -92,7 +93,7 @@ def summarize_arm(data: ArmData, scope: str = ALL, fingerprint: Fingerprint | No
         input_tokens=sum(request.num_prompt_tokens for request in succeeded),
         output_tokens=sum(request.num_output_tokens for request in succeeded),
         output_tokens_per_s=_throughput(data, scope, duration_s) if sound else None,
-        reached_batch=throughput.reached_batch(data.rounds),
+        reached_batch=throughput.reached_batch(data.rounds) or _reached_load(data),
         peak_memory_bytes=data.peak_memory_bytes,
         acceptance=measure_acceptance(data.config, requests),
         latency=_latency(requests) if sound else None,
@@ -129,8 +130,16 @@ def measure_acceptance(config: SpecConfig, requests: tuple[RequestRecord, ...]) 
     )
 
 
+def _reached_load(data: ArmData) -> float | None:
+    loads = [block.load for block in data.blocks.values() if block.load is not None]
+    told = [load.reached for load in loads if load.reached is not None]
+    return sum(told) / len(told) if told else None
+
+
 def pool_rounds(data: ArmData) -> Rounds | None:
     """Mean full-batch decode round of an arm; None where the batch was never full."""
+    if not data.rounds:
+        return _served_rounds(data)
     totals = throughput.round_tpot(data.rounds, data.cell.batch_size)
     if totals is None:
         return None
@@ -141,6 +150,21 @@ def pool_rounds(data: ArmData) -> Rounds | None:
         other_s=totals.other_s,
         tokens_per_sequence=totals.tokens_per_sequence,
         round_tpot_s=totals.round_tpot_s,
+    )
+
+
+def _served_rounds(data: ArmData) -> Rounds | None:
+    served = throughput.request_totals(data.requests)
+    if served is None:
+        return None
+    return Rounds(
+        num_rounds=served.num_steps,
+        draft_s=None,
+        verify_s=None,
+        other_s=None,
+        tokens_per_sequence=served.tokens_per_step,
+        round_tpot_s=served.tpot_s,
+        whole_s=served.step_s,
     )
 
 

@@ -54,18 +54,30 @@ class Latency:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rounds:
-    """Decode rounds of an arm: mean seconds of a full-batch round by part, and what a sequence gets from one."""
+    """Decode rounds of an arm: mean seconds of a full-batch round by part, and what a sequence gets from one.
+
+    A server tells no parts: they are None there, `whole_s` is the mean time between two steps of a
+    sequence at full load, and `num_rounds` counts those steps.
+    """
 
     num_rounds: int
-    draft_s: float
-    verify_s: float
-    other_s: float
+    draft_s: float | None
+    verify_s: float | None
+    other_s: float | None
     tokens_per_sequence: float  # Σ emitted / Σ batch size over all decode rounds
     round_tpot_s: float  # round time / tokens per sequence
+    whole_s: float | None = None
+
+    @property
+    def parts(self) -> tuple[float, float, float] | None:
+        """Draft, verify and other; None where only the whole is known."""
+        if self.draft_s is None or self.verify_s is None or self.other_s is None:
+            return None
+        return self.draft_s, self.verify_s, self.other_s
 
     @property
     def total_s(self) -> float:
-        return self.draft_s + self.verify_s + self.other_s
+        return self.whole_s if self.parts is None and self.whole_s is not None else sum(self.parts or ())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,6 +144,10 @@ class CellComparison:
     scope: str
     arms: tuple[ArmSummary, ...]
     decision: Decision
+    standby: tuple[ArmSummary, ...] = ()
+    """Started with speculation, drafting nothing: what being able to speculate costs. Never chosen."""
+    last_start: Interval | None = None
+    """Time per token of plain decoding in its last start over its first one."""
 
     def arm(self, config: SpecConfig) -> ArmSummary:
         return next(arm for arm in self.arms if arm.config == config)

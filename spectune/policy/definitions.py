@@ -32,9 +32,19 @@ DEFINITIONS: dict[str, str] = {
     "e2e_s": "finish - arrival, seconds",
     "round_tpot_s": (
         "mean seconds of a full-batch decode round / tokens a sequence gets from a round; the tokens are those of "
-        "all decode rounds, for the first sequences to finish are the fast ones; prefill is left out"
+        "all decode rounds, for the first sequences to finish are the fast ones; prefill is left out; at a server: "
+        "summed time from first to last token of whole requests / their tokens after the first, every one of "
+        "them at full load throughout; the prefill of requests admitted meanwhile is in it"
     ),
-    "output_tokens_per_s": "output tokens of successful requests / duration of their blocks",
+    "output_tokens_per_s": (
+        "output tokens of successful requests / duration of their blocks; at a server: / the time that these "
+        "requests held their slots, over the number of slots"
+    ),
+    "standby": (
+        "an engine started with speculation that drafts nothing (K=0 at every batch size): its speedup below 1 is "
+        "what being able to speculate costs"
+    ),
+    "last_start": "time per token of plain decoding in its last start / that in its first, same prompts",
     "speedup": (
         "plain-decoding round_tpot_s / the arm's, same engine, machine, prompts and load, in the same run; "
         "above 1 is faster; geometric mean over paired blocks, blocks of the same prompts are one cluster"

@@ -21,14 +21,32 @@ from spectune.records import BlockResult, Interval, Status
 BLOCKS_BASIS = "paired blocks"
 REQUESTS_BASIS = "paired requests"
 MIN_CATEGORY_BLOCKS = 3
+MIN_STARTS = 3
+"""Starts of an engine from which on their spread can be estimated."""
 
 
 def block_tpots(data: ArmData) -> dict[BlockKey, float]:
-    """Seconds per token and sequence of each block; blocks that never filled the batch are absent."""
-    found = {
-        key: throughput.round_tpot(block.rounds, data.cell.batch_size) for key, block in data.blocks.items()
+    """Seconds per token and sequence of each block; blocks that never filled the batch are absent.
+
+    Where arms are starts of their own, plain decoding of repeat r is the geometric mean of the starts
+    r and r+1, between which the candidates of r ran: a steady drift cancels.
+    """
+    found = {key: _block_tpot(block, data.cell.batch_size) for key, block in data.blocks.items()}
+    known = {key: tpot for key, tpot in found.items() if tpot is not None}
+    if not (data.has_boots and data.config.is_off):
+        return known
+    return {
+        (repeat, index): math.sqrt(tpot * known.get((repeat + 1, index), tpot))
+        for (repeat, index), tpot in known.items()
     }
-    return {key: totals.round_tpot_s for key, totals in found.items() if totals is not None}
+
+
+def _block_tpot(block: BlockResult, batch_size: int) -> float | None:
+    if block.load is not None:
+        served = throughput.request_totals(block.requests)
+        return None if served is None else served.tpot_s
+    totals = throughput.round_tpot(block.rounds, batch_size)
+    return None if totals is None else totals.round_tpot_s
 
 
 def paired_log_ratios(slow: ArmData, fast: ArmData) -> list[tuple[str, float]]:
@@ -49,9 +67,60 @@ def _prompts(block: BlockResult) -> str:
 
 
 def paired_speedup(slow: ArmData, fast: ArmData, *, level: float = 0.95) -> Interval | None:
-    """How much faster `fast` is than `slow`; None without a common block."""
+    """How much faster `fast` is than `slow`; None without a common block.
+
+    From three starts on the spread between starts is in the interval.
+    """
     pairs = paired_log_ratios(slow, fast)
-    return stats.clustered_log_ratio_interval(pairs, level=level) if pairs else None
+    if not pairs:
+        return None
+    over_prompts = stats.clustered_log_ratio_interval(pairs, level=level)
+    by_start = start_log_ratios(slow, fast)
+    if len(by_start) < MIN_STARTS:
+        return over_prompts
+    return widen(over_prompts, stats.ratio_interval(by_start, level=level))
+
+
+def start_log_ratios(slow: ArmData, fast: ArmData) -> list[float]:
+    """Mean log ratio of each start; empty where arms share one start."""
+    if not slow.has_boots:
+        return []
+    slow_tpots, fast_tpots = block_tpots(slow), block_tpots(fast)
+    by_start: dict[int, list[float]] = {}
+    for key in slow_tpots.keys() & fast_tpots.keys():
+        by_start.setdefault(key[0], []).append(math.log(slow_tpots[key] / fast_tpots[key]))
+    return [math.fsum(ratios) / len(ratios) for _, ratios in sorted(by_start.items())]
+
+
+def widen(over_prompts: Interval, over_starts: Interval) -> Interval:
+    """One interval for both: squared half widths of the logarithms add up.
+
+    Prompts and starts are crossed: each clustering alone sees its own variance and part of the rest,
+    so that the sum is never too narrow.
+    """
+    if None in (over_prompts.low, over_prompts.high, over_starts.low, over_starts.high):
+        return over_prompts
+    halves = [
+        math.log(one.high / one.low) / 2  # type: ignore[operator]  # checked above
+        for one in (over_prompts, over_starts)
+    ]
+    half = math.hypot(*halves)
+    value = over_prompts.value
+    return replace(over_prompts, low=value * math.exp(-half), high=value * math.exp(half))
+
+
+def last_start_ratio(off: ArmData) -> Interval | None:
+    """Time per token of plain decoding in its last start over its first, paired by prompt."""
+    starts = sorted({repeat for repeat, _ in off.blocks})
+    if not off.has_boots or len(starts) < 2:
+        return None
+    tpots = {key: _block_tpot(block, off.cell.batch_size) for key, block in off.blocks.items()}
+    pairs = []
+    for (repeat, index), first in tpots.items():
+        last = tpots.get((starts[-1], index))
+        if repeat == starts[0] and first is not None and last is not None:
+            pairs.append((_prompts(off.blocks[repeat, index]), math.log(last / first)))
+    return stats.clustered_log_ratio_interval(pairs) if pairs else None
 
 
 def is_direct(off: ArmData, arm: ArmData, scope: str) -> bool:
@@ -78,7 +147,7 @@ def with_speedup(
         if arm.config.is_off:
             return summary
         speedup = paired_speedup(off.of_scope(scope), arm.of_scope(scope))
-        basis = BLOCKS_BASIS if scope == ALL else REQUESTS_BASIS
+        basis = BLOCKS_BASIS if scope == ALL and not arm.has_boots else REQUESTS_BASIS
         return replace(summary, speedup=speedup, speedup_basis=basis if speedup else None)
     own = whole.get(arm.config.label)
     rounds = _category_rounds(summary, arm, own)

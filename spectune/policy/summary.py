@@ -19,7 +19,9 @@ from spectune.policy.comparison import ArmSummary, CellComparison, Decision, Fai
 from spectune.policy.definitions import DEFINITIONS
 from spectune.policy.emit import emit_all
 from spectune.policy.predict import predict
-from spectune.policy.speedup import paired_speedup, with_speedup
+from spectune.policy.speedup import last_start_ratio, paired_speedup, with_speedup
+from spectune.policy.starts import start_notes
+from spectune.policy.synthetic import refusal
 from spectune.policy.table import build_policy
 from spectune.policy.verdict import verdict_text
 from spectune.records import (
@@ -92,8 +94,15 @@ def _compare_scope(
             prediction = predict(arm, off, times, plain, scope=scope, fingerprint=fingerprint)
             summary = replace(summary, prediction=prediction)
         told.append(summary)
-    decision = _decide(arms, told, off, scope)
-    return CellComparison(cell=cell, scope=scope, arms=tuple(told), decision=decision)
+    candidates = tuple(arm for arm in told if not arm.config.is_standby)
+    return CellComparison(
+        cell=cell,
+        scope=scope,
+        arms=candidates,
+        decision=_decide(arms, candidates, off, scope),
+        standby=tuple(arm for arm in told if arm.config.is_standby),
+        last_start=None if off is None else last_start_ratio(off.of_scope(scope)),
+    )
 
 
 def _decide(arms: Sequence[ArmData], told: Sequence[ArmSummary], off: ArmData | None, scope: str) -> Decision:
@@ -191,6 +200,7 @@ def _load_arm(
         point_ids=tuple(used),
         cautions=tuple(doubts),
         peak_memory_bytes=max(peaks, default=None),
+        has_boots=bool(run.manifest.get("plan", {}).get("has_boots", False)),
     )
 
 
@@ -238,13 +248,15 @@ def _assemble(
         cells, categories, run_name=name, fingerprint=fingerprint, contexts=contexts, workload=workload
     )
     outcome = decide.outcome(cells, categories)
+    if (refused := refusal(manifest)) is not None:
+        policy, outcome = None, decide.NO_DATA
     is_simulated = fingerprint is not None and fingerprint.is_simulated
     missing = sum(point.point_id not in outcomes for point in points)
     return RunSummary(
         schema_version=SCHEMA_VERSION,
         run_name=name,
         outcome=outcome,
-        verdict=verdict_text(outcome, cells, categories),
+        verdict=refused or verdict_text(outcome, cells, categories),
         is_simulated=is_simulated,
         fingerprint=fingerprint,
         cells=tuple(cells),
@@ -261,13 +273,25 @@ def _assemble(
             num_missing=missing,
             num_points=len(points),
             notes=tuple(
-                dict.fromkeys((*_weight_notes(fingerprint), *manifest.get("cautions", ()), *run.notes))
+                dict.fromkeys(
+                    (
+                        *_weight_notes(fingerprint),
+                        *_start_notes(manifest, cells),
+                        *manifest.get("cautions", ()),
+                        *run.notes,
+                    )
+                )
             ),
         ),
         workload=workload,
         provenance=dict(manifest.get("provenance") or {}),
         definitions=dict(DEFINITIONS),
     )
+
+
+def _start_notes(manifest: dict[str, Any], cells: Sequence[CellComparison]) -> tuple[str, ...]:
+    plan = manifest.get("plan", {})
+    return start_notes(cells, num_starts=plan.get("repeats", 1)) if plan.get("has_boots") else ()
 
 
 def _weight_notes(fingerprint: Fingerprint | None) -> tuple[str, ...]:

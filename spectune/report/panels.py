@@ -40,7 +40,7 @@ def round_chart(cells: Sequence[CellComparison], *, is_simulated: bool) -> Html 
         for row, arm in enumerate(arms):
             assert arm.rounds is not None
             start = 0.0
-            parts = (arm.rounds.draft_s, arm.rounds.verify_s, arm.rounds.other_s)
+            parts = arm.rounds.parts or (0.0, 0.0, arm.rounds.total_s)
             for seconds, colour in zip(parts, (DRAFT, VERIFY, OTHER), strict=True):
                 axes.barh(row, seconds * 1e3, left=start, height=0.62, color=colour, edgecolor="white",
                           linewidth=0.6)  # fmt: skip
@@ -62,7 +62,13 @@ def round_chart(cells: Sequence[CellComparison], *, is_simulated: bool) -> Html 
     if figure is None:
         return None
     with chart_style():
-        parts = (("draft", DRAFT), ("verify (plain: the forward pass)", VERIFY), ("other", OTHER))
+        parts: tuple[tuple[str, str], ...] = (
+            ("draft", DRAFT),
+            ("verify (plain: the forward pass)", VERIFY),
+            ("other", OTHER),
+        )
+        if not any(arm.rounds and arm.rounds.parts for item in cells for arm in item.arms):
+            parts = (("step, its parts are not told", OTHER),)
         handles = [Patch(color=colour, label=label) for label, colour in parts]
         figure.legend(handles=handles, loc="outside lower center", ncols=3, fontsize=9)
     caption = (

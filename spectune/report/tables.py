@@ -25,6 +25,7 @@ from spectune.report.text import (
 
 NO_DRAFTS = "plain decoding proposes no drafts"
 IS_BASE = "the plain arm is what speedups are measured against"
+NO_PARTS = "a server tells the time of a step, not its parts"
 NO_ROUNDS = "no full-batch decode rounds were recorded"
 NO_LATENCY = "no latency was recorded"
 NO_LENGTH = "no draft was ever proposed"
@@ -174,7 +175,7 @@ def round_table(cells: Sequence[CellComparison]) -> Html:
     )  # fmt: skip
     rows = []
     for item, arm in each_arm(cells):
-        got, why = arm.rounds, why_absent(arm, NO_ROUNDS)
+        got, why = arm.rounds, why_absent(arm, NO_ROUNDS if arm.rounds is None else NO_PARTS)
         draft = (
             Missing(reason=NO_DRAFTS)
             if arm.config.is_off

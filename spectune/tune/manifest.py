@@ -26,6 +26,7 @@ def build_manifest(
     provenance = collect(argv)
     described = describe_plan(plan)
     described["workload"]["template_digest"] = getattr(backend, "template_digest", None)
+    described["workload"]["accounting"] = {**plan.workload.account(), "repeated": num_repeated(plan)}
     return {
         "schema_version": SCHEMA_VERSION,
         "created": provenance["date"],
@@ -39,6 +40,13 @@ def build_manifest(
         "cautions": [caution.text for caution in _cautions(plan)],
         "config": dict(config),
     }
+
+
+def num_repeated(plan: SweepPlan) -> int:
+    """Requests of the largest cell for which a prompt is asked again, over all repeats."""
+    starts = 1 if getattr(plan, "has_boots", False) else plan.repeats
+    size = max(plan.num_blocks(cell) * (1 if getattr(plan, "has_boots", False) else cell.batch_size) for cell in plan.cells)
+    return max(0, size * starts - len(plan.workload.prompts))
 
 
 def describe_plan(plan: SweepPlan) -> dict[str, Any]:
@@ -63,6 +71,7 @@ def describe_plan(plan: SweepPlan) -> dict[str, Any]:
             "num_prompts": plan.num_prompts,
             "min_blocks": plan.min_blocks,
             "repeats": plan.repeats,
+            "has_boots": plan.has_boots,
             "context_digest": hashlib.sha256(context).hexdigest()[:12] if context else None,
         },
         "num_blocks": {cell.label: plan.num_blocks(cell) for cell in plan.cells},

@@ -28,6 +28,9 @@ class SweepPlan:
     repeats: int = 1
     pruned: Pruned = ()
     context_text: str = ""
+    has_boots: bool = False
+    """Every repeat is a start of each arm on the same prompts; plain decoding is started once more at
+    the end, so that each candidate stands between two of its starts."""
 
     @property
     def points(self) -> tuple[Point, ...]:
@@ -35,9 +38,15 @@ class SweepPlan:
         return tuple(
             self.point(config, cell, repeat)
             for cell in self.cells
-            for repeat in range(self.repeats)
+            for repeat in range(self.repeats + self.is_bracketed)
             for config in self.configs
+            if repeat < self.repeats or config.is_off
         )
+
+    @property
+    def is_bracketed(self) -> bool:
+        """Whether plain decoding closes the run as well as it opens it."""
+        return self.has_boots and len(self.configs) > 1
 
     def point(self, config: SpecConfig, cell: Cell, repeat: int) -> Point:
         return Point(
@@ -49,14 +58,22 @@ class SweepPlan:
         )
 
     def num_blocks(self, cell: Cell) -> int:
-        """Blocks of `cell.batch_size` requests that each arm of the cell decodes per repeat."""
+        """Blocks that each arm of the cell decodes per repeat: batches of requests, or at a server single
+        requests, which end one by one."""
+        return self.num_cell_requests(cell) if self.has_boots else self._num_batches(cell)
+
+    def num_cell_requests(self, cell: Cell) -> int:
+        """Requests of each arm of the cell per repeat."""
+        return self._num_batches(cell) * cell.batch_size
+
+    def _num_batches(self, cell: Cell) -> int:
         return num_blocks(cell.batch_size, num_prompts=self.num_prompts, min_blocks=self.min_blocks)
 
     @property
     def num_requests(self) -> int:
         """Requests of the whole sweep, calibration not counted."""
-        per_arm = sum(self.num_blocks(cell) * cell.batch_size for cell in self.cells)
-        return per_arm * len(self.configs) * self.repeats
+        per_arm = sum(self.num_cell_requests(cell) for cell in self.cells)
+        return per_arm * (len(self.configs) * self.repeats + self.is_bracketed)
 
 
 def plan_sweep(
@@ -103,6 +120,7 @@ def plan_sweep(
         repeats=repeats,
         pruned=(*pruned, *refused, *too_large),
         context_text=context_text,
+        has_boots=capabilities.has_boots,
     )
 
 
@@ -151,10 +169,11 @@ def _split_configs(
 def _refusal(config: SpecConfig, capabilities: Capabilities) -> str | None:
     if config.is_off:
         return None
-    needs_head = config.method == Method.EAGLE3 and not capabilities.is_simulated
+    needs_head = config.method in (Method.EAGLE3, Method.DRAFT_MODEL) and not capabilities.is_simulated
     if needs_head and config.draft_model is None:
         raise UsageError(
-            "method eagle3 needs --draft-model", hint="the directory of an EAGLE-3 head, or --method ngram"
+            f"method {config.method} needs --draft-model",
+            hint="the directory of an EAGLE-3 head or a small model, or --method ngram",
         )
     if config.method not in capabilities.methods:
         return f"backend {capabilities.name} has no method {config.method}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from spectune.errors import UsageError
 from spectune.records import OPTION, Method, SpecConfig, chain_or_tree_pool
@@ -34,7 +35,7 @@ def build_space(
         if method == Method.OFF:
             continue
         extra = tuple(sorted((options or {}).get(method, {}).items()))
-        head = draft_model if method == Method.EAGLE3 else None
+        head = draft_model if method in (Method.EAGLE3, Method.DRAFT_MODEL) else None
         for k in topk:
             if k == 1:
                 for depth in num_tokens:
@@ -56,6 +57,21 @@ def build_space(
                     )
                     configs[tree] = None
     return tuple(configs), tuple(pruned.items())
+
+
+def standby_configs(configs: Sequence[SpecConfig]) -> tuple[SpecConfig, ...]:
+    """For each method with a model of its own its longest chain on standby: started, drafting nothing.
+
+    Methods without one do nothing while they draft nothing.
+    """
+    longest: dict[str, SpecConfig] = {}
+    for config in configs:
+        if config.draft_model is None or config.is_tree:
+            continue
+        known = longest.get(config.method)
+        if known is None or config.num_steps > known.num_steps:
+            longest[config.method] = config
+    return tuple(replace(config, options=(("standby", True), *config.options)) for config in longest.values())
 
 
 def prune_reason(method: str, num_steps: int, topk: int, num_draft_tokens: int) -> str | None:

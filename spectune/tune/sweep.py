@@ -22,7 +22,7 @@ from spectune.measure.contention import (
 )
 from spectune.measure.door import Door, explain_failure
 from spectune.measure.progress import SilentProgress, SweepProgress
-from spectune.measure.requests import RequestBuilder
+from spectune.measure.requests import Block, RequestBuilder
 from spectune.provenance import usable_cores
 from spectune.records import Backend, Cell, Launch, Point, SpecConfig, Status
 from spectune.store import RunStore
@@ -184,13 +184,17 @@ def _cell_work(plan: SweepPlan, cell: Cell, points: Sequence[Point], requests: R
     repeats = sorted({point.repeat for point in points})
     prompts = plan.workload.prompts
     count = plan.num_blocks(cell)
+
+    def blocks(repeat: int) -> tuple[Block, ...]:
+        if plan.has_boots:  # a start is repeated on the same prompts
+            return requests.blocks(prompts, cell, plan.sampling, count=count, size=1)
+        return requests.blocks(prompts, cell, plan.sampling, count=count, repeat=repeat)
+
     return CellWork(
         cell=cell,
         points=tuple(points),
         off={repeat: plan.point(SpecConfig.off(), cell, repeat) for repeat in repeats},
-        blocks={
-            repeat: requests.blocks(prompts, cell, plan.sampling, count=count, repeat=repeat)
-            for repeat in repeats
-        },
+        blocks={repeat: blocks(repeat) for repeat in repeats},
         calibration=requests.calibration(plan.workload.calibration or prompts, cell, plan.sampling),
+        is_load=plan.has_boots,
     )
