@@ -67,9 +67,14 @@ def _load_average() -> list[float] | None:
 
 def usable_cores() -> int:
     """Cores that this process may use, which is less than the machine has inside a container."""
+    return len(usable_core_ids())
+
+
+def usable_core_ids() -> tuple[int, ...]:
+    """Numbers of the cores that this process may use."""
     if sys.platform != "darwin" and hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+        return tuple(sorted(os.sched_getaffinity(0)))
+    return tuple(range(os.cpu_count() or 1))
 
 
 def _cpu(path: Path) -> tuple[str | None, frozenset[str]]:

@@ -29,7 +29,24 @@ def _simulated(**options: Any) -> Backend:
     return SimulatedBackend(**options)
 
 
-_CREATORS: dict[str, Callable[..., Backend]] = {"reference": _reference, "simulated": _simulated}
+def _vllm(**options: Any) -> Backend:
+    from spectune.backend.vllm import VllmBackend
+
+    return VllmBackend(**options)
+
+
+def _attached(**options: Any) -> Backend:
+    from spectune.backend.attached import AttachedBackend
+
+    return AttachedBackend(**options)
+
+
+_CREATORS: dict[str, Callable[..., Backend]] = {
+    "reference": _reference,
+    "simulated": _simulated,
+    "vllm": _vllm,
+    "attached": _attached,
+}
 
 
 def backend_names() -> tuple[str, ...]:

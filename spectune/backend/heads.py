@@ -5,6 +5,7 @@ A name is the same on every machine, a folder is not, so only the one who loads 
 
 from __future__ import annotations
 
+import hashlib
 from importlib import resources
 from pathlib import Path
 
@@ -28,3 +29,13 @@ def head_folder(draft_model: str) -> Path:
     if not given.is_dir() and draft_model in shipped_heads():
         return heads_folder() / draft_model
     return given
+
+
+def folder_digest(folder: Path) -> str:
+    """Digest of a head's files: another head may lie in the same folder tomorrow."""
+    digest = hashlib.sha256()
+    for file in sorted(folder.iterdir()):
+        if file.suffix in (".json", ".safetensors", ".bin"):
+            with file.open("rb") as stream:
+                digest.update(hashlib.file_digest(stream, "sha256").digest())
+    return digest.hexdigest()[:12]

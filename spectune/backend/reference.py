@@ -7,7 +7,6 @@ statistics.
 from __future__ import annotations
 
 import functools
-import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from importlib import metadata
@@ -15,7 +14,8 @@ from pathlib import Path
 
 import torch
 
-from spectune.backend.heads import head_folder
+from spectune.backend.heads import folder_digest, head_folder
+from spectune.backend.prompts import encode_prompt
 from spectune.draft.checkpoint import load_head
 from spectune.draft.eagle3 import Eagle3Drafter
 from spectune.draft.ngram import NgramDrafter
@@ -26,7 +26,7 @@ from spectune.engine.scheduler import Engine
 from spectune.engine.target import Target
 from spectune.engine.tokenizer import Tokenizer
 from spectune.engine.trace import replay_text
-from spectune.errors import UsageError, WorkloadError
+from spectune.errors import UsageError
 from spectune.records import (
     BlockResult,
     Capabilities,
@@ -43,8 +43,6 @@ from spectune.records import (
 
 # What rounding may turn over: a few steps of the format at the size of a top logit (16 to 32).
 _NEAR_TIE = {torch.float32: 1e-3, torch.float16: 0.1, torch.bfloat16: 0.5}
-
-_CONTEXT_FRAME = "Read this text first.\n\n{context}\n\n{prompt}"
 
 
 def _silent(text: str) -> None:
@@ -136,18 +134,7 @@ class ReferenceBackend:
 
     def encode(self, prompt: Prompt, context_text: str, context_tokens: int) -> tuple[int, ...]:
         """Chat-templated ids of the prompt's first turn, after `context_tokens` of real text."""
-        text = prompt.turns[0]
-        if context_tokens:
-            ids = self.tokenizer.encode(context_text)
-            if len(ids) < context_tokens:
-                raise WorkloadError(
-                    f"--context {context_tokens} needs more text than the {len(ids)} tokens that are there",
-                    hint="put a longer long_context.txt beside the workload",
-                )
-            prefix = self.tokenizer.decode(ids[:context_tokens])
-            text = _CONTEXT_FRAME.format(context=prefix, prompt=text)
-        system = [{"role": "system", "content": prompt.system}] if prompt.system else []
-        return tuple(self.tokenizer.encode_chat([*system, {"role": "user", "content": text}]))
+        return encode_prompt(self.tokenizer, prompt, context_text, context_tokens)
 
     @functools.cached_property
     def model_path(self) -> Path:
@@ -166,12 +153,7 @@ class ReferenceBackend:
     def _draft_digest(self) -> str:
         """Digest of a head's files: another head may lie in the same folder tomorrow."""
         assert self._draft_model is not None
-        digest = hashlib.sha256()
-        for file in sorted(head_folder(self._draft_model).iterdir()):
-            if file.suffix in (".json", ".safetensors", ".bin"):
-                with file.open("rb") as stream:
-                    digest.update(hashlib.file_digest(stream, "sha256").digest())
-        return digest.hexdigest()[:12]
+        return folder_digest(head_folder(self._draft_model))
 
     @functools.cached_property
     def _read_bandwidth_bytes_per_s(self) -> float:

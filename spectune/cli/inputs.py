@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from spectune.cli.console import say
+from spectune.cli.prompts import reading_of
+from spectune.cli.servers import attached_options, is_serving, server_options
 from spectune.errors import UsageError
 
 if TYPE_CHECKING:
     from spectune.cli.sweep_options import SweepOptions
-    from spectune.records import Backend, Cell
+    from spectune.records import Backend, Cell, SpecConfig
     from spectune.tune.plan import SweepPlan
+    from spectune.tune.space import Pruned
     from spectune.workload.workload import Workload
 
 # Seconds per token of a sequence of the default target on two cores, about the same with and without
@@ -32,21 +36,29 @@ def read_workload(options: SweepOptions) -> Workload:
 
     if options.workload and options.dataset_path:
         raise UsageError(f"--workload {options.workload} and --dataset-path {options.dataset_path}: give one")
-    largest_cell = max(options.batch_size) * options.min_blocks * options.num_runs
+    repeats = 1 if is_serving(options) else options.num_runs  # a start is repeated on the same prompts
+    largest_cell = max(options.batch_size) * options.min_blocks * repeats
     workload = load_workload(
         options.dataset_path or options.workload,
         categories=options.categories or None,
-        num_prompts=max(options.num_prompts * options.num_runs, largest_cell),
+        num_prompts=max(options.num_prompts * repeats, largest_cell),
         seed=options.seed,
+        **reading_of(options),
     )
     say(workload.accounting)
     return workload
 
 
-def open_backend(options: SweepOptions) -> Backend:
-    """The backend that the settings name."""
+def open_backend(options: SweepOptions, run: Path | None = None) -> Backend:
+    """The backend that the settings name. `run` is the directory of the run, for logs of servers."""
     from spectune.backend import create_backend
 
+    if is_serving(options):
+        if options.base_url is not None:
+            return create_backend("attached", **attached_options(options))
+        return create_backend(options.backend, **server_options(options, run))
+    if options.base_url is not None:
+        raise UsageError(f"--base-url needs a serving engine, not --backend {options.backend}")
     return create_backend(options.backend, **_backend_options(options))
 
 
@@ -70,8 +82,12 @@ def head_of(options: SweepOptions) -> str | None:
     """
     from spectune.backend.heads import DEFAULT_HEAD, head_folder, shipped_heads
 
-    if options.backend != "reference" or "eagle3" not in options.method:
+    if options.backend == "simulated" or "eagle3" not in options.method:
         return options.draft_model
+    if "draft_model" in options.method:
+        raise UsageError(
+            "--method eagle3 and draft_model need different --draft-model", hint="give each a run of its own"
+        )
     if options.draft_model is None and options.model is not None:
         raise UsageError(
             f"--method eagle3 on --model {options.model} needs --draft-model",
@@ -95,20 +111,21 @@ def head_of(options: SweepOptions) -> str | None:
 
 def plan_of(options: SweepOptions, workload: Workload, backend: Backend) -> SweepPlan:
     """Arms, cells and repeats, with what was pruned and why."""
+    from spectune.backend.attached import AttachedBackend
     from spectune.records import Sampling
     from spectune.tune.plan import plan_sweep
-    from spectune.tune.space import build_space
+    from spectune.tune.repeats import without_repeats
+    from spectune.tune.space import standby_configs
     from spectune.workload.context import context_text
 
-    configs, pruned = build_space(
-        options.method,
-        options.num_tokens,
-        options.topk,
-        options.num_draft_tokens,
-        options={"ngram": NGRAM_WINDOW},
-        draft_model=head_of(options),
-    )
-    return plan_sweep(
+    if isinstance(backend, AttachedBackend):
+        configs = backend.configs()
+        pruned: Pruned = ()
+    else:
+        configs, pruned = _space(options)
+    if is_serving(options) and options.base_url is None and options.standby:
+        configs = (*configs, *standby_configs(configs))
+    plan = plan_sweep(
         backend,
         workload,
         configs,
@@ -125,15 +142,32 @@ def plan_of(options: SweepOptions, workload: Workload, backend: Backend) -> Swee
         ),
         num_prompts=options.num_prompts,
         min_blocks=options.min_blocks,
-        repeats=options.num_runs,
+        repeats=options.num_boots if is_serving(options) else options.num_runs,
         pruned=pruned,
         context_text=context_text(workload) if any(options.context) else "",
+    )
+    return plan if options.repeat_prompts else without_repeats(plan)
+
+
+def _space(options: SweepOptions) -> tuple[tuple[SpecConfig, ...], Pruned]:
+    from spectune.tune.space import build_space
+
+    return build_space(
+        options.method,
+        options.num_tokens,
+        options.topk,
+        options.num_draft_tokens,
+        options={"ngram": NGRAM_WINDOW},
+        draft_model=head_of(options),
     )
 
 
 def work_s(plan: SweepPlan) -> float:
     """Estimated seconds for the default target on two cores; one more block an arm is calibration."""
-    blocks = sum(_block_s(plan, point.cell) * plan.num_blocks(point.cell) for point in plan.points)
+    blocks = sum(
+        _block_s(plan, point.cell) * plan.num_cell_requests(point.cell) / point.cell.batch_size
+        for point in plan.points
+    )
     calibration = sum(_block_s(plan, cell) for cell in plan.cells) * len(plan.configs)
     return START_S + blocks + calibration
 

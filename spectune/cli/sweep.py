@@ -13,10 +13,12 @@ import typer
 from spectune.cli.config import read_config
 from spectune.cli.console import duration, keep_log_in, print_json, say
 from spectune.cli.options import parse_settings, settings_of, with_flags
-from spectune.cli.sweep_options import QUICK, SweepOptions
+from spectune.cli.servers import SERVING
+from spectune.cli.sweep_options import QUICK, QUICK_SERVER, SweepOptions
 from spectune.errors import UsageError
 
 if TYPE_CHECKING:
+    from spectune.records import Backend
     from spectune.tune.plan import SweepPlan
 
 
@@ -56,21 +58,23 @@ def run(
     options: SweepOptions, resume: Path | None, *, argv: Sequence[str], retry_failed: bool, as_json: bool
 ) -> int:
     """The whole sweep; returns the exit code. `argv` is what was typed, for the manifest."""
+    from spectune.cli.doctor import preflight
     from spectune.cli.inputs import open_backend, plan_of, read_workload, work_s
     from spectune.cli.progress import sweep_progress
     from spectune.cli.results import exit_code, save_results, show_results
     from spectune.policy.summary import summarize
     from spectune.tune.sweep import resume_run, run_sweep, start_run
 
+    preflight(options)
     workload = read_workload(options)
-    backend = open_backend(options)
-    plan = plan_of(options, workload, backend)
     path = resume or run_directory(options)
+    backend = open_backend(options, path)
+    plan = plan_of(options, workload, backend)
     if resume is not None:
         store = resume_run(path, plan, backend)
     else:
         store = start_run(path, plan, backend, argv=argv, config=asdict(options))
-    for line in plan_lines(plan):
+    for line in (*plan_lines(plan), *start_lines(options, plan, backend)[:1]):
         say(line)
     say(f"run directory: {path}")
     with keep_log_in(path, go_on=f"spectune sweep --resume {path}"):
@@ -85,8 +89,9 @@ def run(
 def read_settings(flags: dict[str, Any], config: Path | None, *, quick: bool) -> SweepOptions:
     """Flags over --quick over the file over defaults."""
     from_file, places = read_config(config) if config else ({}, {})
-    preset = QUICK if quick else {}
     given = {name: value for name, value in flags.items() if value is not None}
+    is_server = {**from_file, **given}.get("backend") in SERVING
+    preset = (QUICK_SERVER if is_server else QUICK) if quick else {}
     sources = {name: place for name, place in places.items() if name not in given and name not in preset}
     options: SweepOptions = parse_settings(SweepOptions, from_file, preset, given, sources=sources)
     return options
@@ -115,20 +120,36 @@ def show_plan(options: SweepOptions, *, as_json: bool) -> int:
     """Arms, cells, requests, what was pruned, and how long it takes; runs nothing."""
     from spectune.cli.inputs import open_backend, plan_of, read_workload, work_s
 
-    plan = plan_of(options, read_workload(options), open_backend(options))
+    backend = open_backend(options)
+    plan = plan_of(options, read_workload(options), backend)
     # Only the default target on the CPU has been timed.
-    is_timed = options.backend == "reference" and options.model is None and options.device == "cpu"
+    is_timed = options.backend != "simulated" and options.model is None and options.device == "cpu"
     estimate_s = work_s(plan) if is_timed else None
     if as_json:
-        print_json({**plan_document(plan), "estimated_s": estimate_s})
+        commands = start_lines(options, plan, backend)
+        print_json({**plan_document(plan), "estimated_s": estimate_s, "starts": commands})
         return 0
-    for line in plan_lines(plan):
+    for line in (*plan_lines(plan), *start_lines(options, plan, backend)):
         print(line)
     if estimate_s is None:
         print("estimated time: not known for this backend, target and device")
     else:
         print(f"estimated time: about {duration(estimate_s)} on two cores")
     return 0
+
+
+def start_lines(options: SweepOptions, plan: SweepPlan, backend: Backend) -> list[str]:
+    """What is going to be started, for serving engines that we start."""
+    if options.backend not in SERVING:
+        return []
+    from spectune.backend.vllm import VllmBackend
+    from spectune.cli.inputs import work_s
+    from spectune.cli.servers import launch_lines, start_line
+
+    if not isinstance(backend, VllmBackend):
+        return []
+    is_eager = options.enforce_eager is not False
+    return [start_line(plan, work_s(plan), is_eager=is_eager), *launch_lines(backend, plan.points)]
 
 
 def plan_lines(plan: SweepPlan) -> list[str]:

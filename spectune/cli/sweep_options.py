@@ -46,10 +46,103 @@ class SweepOptions:
         "reference",
         "--backend",
         section="backend",
-        help="What decodes: 'reference' (own engine) or 'simulated' (declared costs, own clock).",
+        help="What decodes: 'reference' (own engine), 'vllm' (servers that are started for it) or "
+        "'simulated' (declared costs, own clock).",
     )
     device: str = setting(
         "cpu", "--device", section="backend", choices=("cpu", "cuda"), help="Where the engine runs."
+    )
+    engine_python: str | None = setting(
+        None,
+        "--engine-python",
+        section="server",
+        help="Interpreter of an environment that has the engine; the one of `spectune engines install` if "
+        "not given.",
+    )
+    server_cmd: str | None = setting(
+        None,
+        "--server-cmd",
+        section="server",
+        help="Your own launcher, for example 'docker run --net host IMAGE {args}'; {port} is the port.",
+    )
+    extra_server_args: str | None = setting(
+        None,
+        "--extra-server-args",
+        section="server",
+        help="Further arguments of the engine, the same for every arm, as one string.",
+    )
+    base_url: str | None = setting(
+        None,
+        "--base-url",
+        section="server",
+        help="Measure a server that is running already; nothing is started or stopped.",
+    )
+    baseline_url: str | None = setting(
+        None,
+        "--baseline-url",
+        section="server",
+        help="With --base-url: the same model served without speculation, measured in turn with it.",
+    )
+    max_num_seqs: int | None = setting(
+        None,
+        "--max-num-seqs",
+        section="server",
+        kind=int,
+        minimum=1,
+        help="Most sequences the engine decodes together, equal in all arms (16, or the largest batch size).",
+    )
+    max_model_len: int | None = setting(
+        None,
+        "--max-model-len",
+        section="server",
+        kind=int,
+        minimum=16,
+        help="Most tokens of a sequence, equal in all arms (2048 beyond the context).",
+    )
+    enforce_eager: bool | None = setting(
+        None,
+        "--enforce-eager",
+        section="server",
+        kind=bool,
+        help="No compilation, no graphs (the default on the CPU: a start takes a third of the time).",
+    )
+    gpu_memory_utilization: float | None = setting(
+        None,
+        "--gpu-memory-utilization",
+        section="server",
+        kind=float,
+        minimum=0.01,
+        maximum=1,
+        help="Share of the device's memory that the engine takes.",
+    )
+    server_ready_timeout: float = setting(
+        900.0,
+        "--server-ready-timeout",
+        section="server",
+        minimum=1,
+        help="Seconds until a starting server has to give its first token.",
+    )
+    port: int | None = setting(
+        None,
+        "--port",
+        section="server",
+        kind=int,
+        minimum=1,
+        maximum=65535,
+        help="Fixed port of the servers.",
+    )
+    standby: bool = setting(
+        True,
+        "--standby",
+        section="server",
+        help="Also measure what an engine with a draft model costs while it drafts nothing.",
+    )
+    num_boots: int = setting(
+        1,
+        "--num-boots",
+        section="measurement",
+        minimum=1,
+        help="Starts of every arm at a serving engine; from 3 on their spread is in the intervals.",
     )
     simulated_truth: str | None = setting(
         None,
@@ -58,7 +151,10 @@ class SweepOptions:
         help="YAML or JSON file of declared costs and acceptance for --backend simulated.",
     )
     method: tuple[str, ...] = setting(
-        ("eagle3", "ngram"), "--method", section="search", help="Ways to draft: eagle3, ngram."
+        ("eagle3", "ngram"),
+        "--method",
+        section="search",
+        help="Ways to draft: eagle3, ngram; with vllm also suffix and draft_model.",
     )
     num_tokens: tuple[int, ...] = setting(
         (1, 3, 5),
@@ -127,7 +223,37 @@ class SweepOptions:
         None,
         "--dataset-path",
         section="workload",
-        help="Own prompts, JSONL or JSON: Spec-Bench, ShareGPT, OpenAI messages or vLLM custom rows.",
+        help="Own prompts: JSONL, JSON, CSV, parquet or text, a folder of them, or a hub id; Spec-Bench, "
+        "ShareGPT, OpenAI messages, vLLM custom, HumanEval or GSM8K rows.",
+    )
+    dataset_format: tuple[str, ...] = setting(
+        (),
+        "--dataset-format",
+        section="workload",
+        kind=str,
+        help="Kind of file (json, csv, parquet, text), shape of its rows (prompt, turns, openai, sharegpt, "
+        "humaneval, gsm8k), or both; detected if not given.",
+    )
+    hf_subset: str | None = setting(
+        None, "--hf-subset", section="workload", help="Subset of a data set on the hub."
+    )
+    hf_split: str | None = setting(
+        None, "--hf-split", section="workload", help="Split of a data set on the hub; test, else train."
+    )
+    strict: bool = setting(
+        False, "--strict", section="workload", help="Stop at the first row that cannot be asked."
+    )
+    repeat_prompts: bool = setting(
+        False,
+        "--repeat-prompts",
+        section="workload",
+        help="Ask prompts again where a cell needs more than there are; the run is marked.",
+    )
+    allow_synthetic: bool = setting(
+        False,
+        "--allow-synthetic",
+        section="workload",
+        help="Decide and write a policy from synthetic prompts as well.",
     )
     categories: tuple[str, ...] = setting(
         (), "--categories", section="workload", kind=str, help="Only these categories of the prompts."
@@ -171,3 +297,13 @@ QUICK: dict[str, Any] = {
 
 16 prompts are two of each built-in category: one to predict from, one to measure.
 """
+
+QUICK_SERVER: dict[str, Any] = {
+    **QUICK,
+    "num_tokens": "3",
+    "topk": "1",
+    "batch_size": "1,4",
+    "num_prompts": 24,
+    "max_tokens": 48,
+}
+"""The same for serving engines, where every arm is a start: one chain length, two loads."""

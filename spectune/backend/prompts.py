@@ -1,0 +1,33 @@
+"""A prompt as the target's token ids: its chat template, after a context of real text."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from spectune.errors import WorkloadError
+from spectune.records import Prompt
+
+if TYPE_CHECKING:
+    from spectune.engine.tokenizer import Tokenizer
+
+CONTEXT_FRAME = "Read this text first.\n\n{context}\n\n{prompt}"
+
+
+def encode_prompt(
+    tokenizer: Tokenizer, prompt: Prompt, context_text: str, context_tokens: int
+) -> tuple[int, ...]:
+    """Chat-templated ids of the prompt's first turn, after `context_tokens` of real text.
+
+    WorkloadError where the text is too short for the context.
+    """
+    text = prompt.turns[0]
+    if context_tokens:
+        ids = tokenizer.encode(context_text)
+        if len(ids) < context_tokens:
+            raise WorkloadError(
+                f"--context {context_tokens} needs more text than the {len(ids)} tokens that are there",
+                hint="put a longer long_context.txt beside the workload",
+            )
+        text = CONTEXT_FRAME.format(context=tokenizer.decode(ids[:context_tokens]), prompt=text)
+    system = [{"role": "system", "content": prompt.system}] if prompt.system else []
+    return tuple(tokenizer.encode_chat([*system, {"role": "user", "content": text}]))

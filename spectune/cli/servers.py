@@ -1,0 +1,118 @@
+"""Settings of serving engines: from flags to a backend, and what is going to be started."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from spectune.cli.console import duration, say
+from spectune.errors import UsageError
+
+if TYPE_CHECKING:
+    from spectune.backend.vllm import VllmBackend
+    from spectune.cli.sweep_options import SweepOptions
+    from spectune.records import Point
+    from spectune.tune.plan import SweepPlan
+
+SERVING = ("vllm",)
+MIN_SEQS = 16
+ROOM_TOKENS = 2048
+
+# Measured on two cores with the default target.
+EAGER_START_S, COMPILED_START_S = 35.0, 100.0
+
+# What a launcher of ours decides and a running server has decided already.
+_RELAUNCH = {
+    "engine_python": "--engine-python",
+    "server_cmd": "--server-cmd",
+    "extra_server_args": "--extra-server-args",
+    "max_num_seqs": "--max-num-seqs",
+    "max_model_len": "--max-model-len",
+    "enforce_eager": "--enforce-eager",
+    "gpu_memory_utilization": "--gpu-memory-utilization",
+    "port": "--port",
+}
+
+
+def is_serving(options: SweepOptions) -> bool:
+    """Whether the settings name an engine that is spoken to over HTTP."""
+    return options.backend in SERVING
+
+
+def server_options(options: SweepOptions, run: Path | None) -> dict[str, Any]:
+    """What the backend is made with. `run` is where logs of servers go."""
+    from spectune.cli.inputs import head_of
+
+    check_sampling(options)
+    largest = max(options.batch_size)
+    if options.max_num_seqs is not None and options.max_num_seqs < largest:
+        raise UsageError(
+            f"--max-num-seqs {options.max_num_seqs} is below --max-concurrency {largest}: the server would queue"
+        )
+    return {
+        "model": options.model,
+        "draft_model": head_of(options),
+        "device": None if options.device == "cpu" else options.device,
+        "dtype": options.dtype,
+        "engine_python": options.engine_python,
+        "server_cmd": options.server_cmd,
+        "extra_server_args": tuple(shlex.split(options.extra_server_args or "")),
+        "max_num_seqs": options.max_num_seqs or max(MIN_SEQS, largest),
+        "max_model_len": options.max_model_len or ROOM_TOKENS + max(options.context),
+        "is_eager": options.enforce_eager,
+        "gpu_memory_utilization": options.gpu_memory_utilization,
+        "ready_timeout_s": options.server_ready_timeout,
+        "port": options.port,
+        "log_dir": None if run is None else run / "servers",
+        "progress": say,
+    }
+
+
+def attached_options(options: SweepOptions) -> dict[str, Any]:
+    """What an attached backend is made with; settings that would need a new start are refused."""
+    for name, flag in _RELAUNCH.items():
+        if getattr(options, name) is not None:
+            raise UsageError(
+                f"{flag} is decided when a server starts, and --base-url {options.base_url} runs already",
+                hint="leave the flag out, or let spectune start the server: leave --base-url out",
+            )
+    check_sampling(options)
+    return {
+        "base_url": options.base_url,
+        "baseline_url": options.baseline_url,
+        "model": options.model,
+        "progress": say,
+    }
+
+
+def check_sampling(options: SweepOptions) -> None:
+    """UsageError for what vLLM does not do while it speculates: plain decoding must not use it either."""
+    if options.min_p > 0 and any(method != "off" for method in options.method):
+        raise UsageError(
+            f"--min-p {options.min_p:g}: vllm ignores or refuses min_p while it speculates",
+            hint="leave it out: the arms have to sample alike",
+        )
+    if options.load_format != "auto":
+        raise UsageError(f"--load-format {options.load_format} is for the reference engine")
+
+
+def launch_lines(backend: VllmBackend, points: tuple[Point, ...]) -> list[str]:
+    """The exact command of every start, in their order, for --dry-run; the port is chosen at the start."""
+    lines = []
+    for number, launch in enumerate(backend.plan(points), start=1):
+        command = backend.command(launch, port=0, served_model="spectune-ID")
+        words = [f"{name}={shlex.quote(value)}" for name, value in sorted(command.environment.items())]
+        words += ["PORT" if word == "0" else shlex.quote(word) for word in command.argv]
+        lines += [f"start {number}: {launch.points[0].config.label}", f"  {' '.join(words)}"]
+    return lines
+
+
+def start_line(plan: SweepPlan, work_s: float, *, is_eager: bool) -> str:
+    """Number of starts and minutes, before anything is started."""
+    starts = len(plan.configs) * plan.repeats + plan.is_bracketed
+    start_s = EAGER_START_S if is_eager else COMPILED_START_S
+    return (
+        f"{starts} starts of about {start_s:.0f} s, then about {duration(work_s)} of requests for the default "
+        f"target on two cores: about {duration(starts * start_s + work_s)}"
+    )
