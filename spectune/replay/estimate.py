@@ -1,0 +1,50 @@
+"""Smaller chains from the steps of one live run with the largest K: an estimate, biased low.
+
+For servers that report only per-step counts. A chain of K < K_max stands at other positions than the
+run did: after an early rejection the run never visits the roots that the smaller chain would, and these
+lie in easier text. So the estimate is low; replay of a trace along the server's own tokens is exact.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from spectune.errors import MetricMissing, UsageError
+from spectune.metrics.acceptance import survival
+from spectune.records import StepRecord
+
+LABEL = "estimated from one run with the largest K, biased low"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChainEstimate:
+    """Acceptance of a chain of K as one run with a larger chain suggests it."""
+
+    num_tokens: int
+    acceptance_length: float
+    survival: tuple[float, ...]
+    num_steps: int  # of the run that it comes from
+    label: str
+
+
+def chain_estimates(steps: Sequence[StepRecord], max_tokens: int) -> tuple[ChainEstimate, ...]:
+    """K = 1 .. K_max from the steps of a chain of K_max; the last one is the run's own measurement.
+
+    Raises MetricMissing where nothing was drafted, UsageError for steps of a longer chain.
+    """
+    if (longest := max((step.num_verified for step in steps), default=0)) > max_tokens:
+        raise UsageError(f"a step verified {longest} drafts, more than a chain of {max_tokens} has")
+    shares = survival(steps, max_tokens)
+    if not shares:
+        raise MetricMissing("no draft steps observed", hint="run with a drafter first")
+    return tuple(
+        ChainEstimate(
+            num_tokens=k,
+            acceptance_length=1 + sum(shares[:k]),
+            survival=shares[:k],
+            num_steps=len(steps),
+            label=LABEL if k < max_tokens else "measured",
+        )
+        for k in range(1, max_tokens + 1)
+    )
