@@ -22,7 +22,7 @@ from spectune.gate.pairs import THROUGHPUT, TPOT, StartPair
 from spectune.gate.speed import Stage, drift_of, pooled_acceptance, run_stage
 from spectune.gate.verdicts import Check, GateReport, Outcome
 from spectune.metrics.throughput import RoundTotals
-from spectune.records import Interval, MeasureSides
+from spectune.records import Interval, MeasureSides, Point
 from spectune.theory.waterfall import change
 
 DRIFT = "steadiness"
@@ -30,12 +30,20 @@ BLIND_FACTOR = 2.0
 """Noise that hides twice the slowdown to be caught makes a pass worth nothing."""
 
 
-def check_paired(gate: GateFile, measure: MeasureSides, *, is_simulated: bool = False) -> GateReport:
+def check_paired(
+    gate: GateFile,
+    measure: MeasureSides,
+    *,
+    points: tuple[Point, Point] | None = None,
+    is_simulated: bool = False,
+) -> GateReport:
     """Base against head, started in turn; an alarm is measured once more on fresh starts before it fails."""
-    first = run_stage(gate, measure, first_start=0)
+    first = run_stage(gate, measure, first_start=0, points=points)
     stages = [first]
     if first.alarms and first.missing is None:
-        stages.append(run_stage(gate, measure, first_start=len(first.pairs), confirm=first.alarms))
+        stages.append(
+            run_stage(gate, measure, first_start=len(first.pairs), confirm=first.alarms, points=points)
+        )
     pairs = [pair for stage in stages for pair in stage.pairs]
     confirmed = first.alarms & stages[-1].alarms
     checks = _checks(gate, stages, pairs, confirmed)

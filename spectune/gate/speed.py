@@ -21,7 +21,7 @@ from spectune.gate.design import MIN_STARTS, PASS_LEVEL, looks_of
 from spectune.gate.file import GateFile
 from spectune.gate.pairs import BASE, HEAD, THROUGHPUT, TPOT, StartPair, measure_start, pair_start
 from spectune.gate.verdicts import Outcome
-from spectune.records import MeasureSides, SideArm
+from spectune.records import MeasureSides, Point, SideArm
 from spectune.stats import LookPlan
 
 DRIFT_LEVEL = 0.001
@@ -49,13 +49,16 @@ def run_stage(
     *,
     first_start: int,
     confirm: frozenset[str] | None = None,
+    points: tuple[Point, Point] | None = None,
 ) -> Stage:
     """Start both sides again and again until a look decides.
 
     Args:
+        points: what base and head decode, where heads differ; the gate's own point for both otherwise.
         confirm: metrics that an earlier stage found worse: only they are looked at.
     """
-    arms = (SideArm(side=BASE, point=gate.point()), SideArm(side=HEAD, point=gate.point()))
+    base_point, head_point = points or (gate.point(), gate.point())
+    arms = (SideArm(side=BASE, point=base_point), SideArm(side=HEAD, point=head_point))
     stage = Stage()
     plan = _plan(gate, confirm)
     level_of_look = dict(zip(plan.looks, plan.levels, strict=True))
