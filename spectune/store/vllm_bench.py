@@ -108,6 +108,8 @@ def _point(row: dict[str, Any], path: Path) -> ImportedPoint:
                 f"{path} is not a result of vllm bench serve: {key} is {row.get(key)!r}",
                 hint="give the result file that vllm bench saved, or the directory of a sweep",
             )
+    if not row["duration"] > 0:
+        raise UsageError(f"{path} cannot be true: duration of {row['duration']} s is not positive")
     settings = _settings(row)
     cautions: list[str] = []
     spec = _spec_counts(row, path)
@@ -234,6 +236,9 @@ def _spec_counts(row: Mapping[str, Any], path: Path) -> SpecCounts | None:
     drafts = row.get("spec_decode_num_drafts")
     if not drafts:
         return None
+    for name in ("num_drafts", "draft_tokens", "accepted_tokens"):
+        if not _is_number(row.get(f"spec_decode_{name}")):
+            raise UsageError(f"{path}: spec_decode_{name} is {row.get(f'spec_decode_{name}')!r}")
     rates = row.get("spec_decode_per_position_acceptance_rates") or ()
     counts = SpecCounts(
         num_drafts=int(drafts),
