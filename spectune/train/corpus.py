@@ -1,31 +1,32 @@
-"""Self-distillation: the target answers generated prompts, and writes half of the prompts itself.
+"""Self-distillation: the target answers generated prompts, and writes many of the prompts itself.
 
-corpus.jsonl grows by one chunk at a time; every row is a pure function of (plan, index), so a stopped
-run continues where the file ends.
+corpus.jsonl grows by one chunk at a time; every chunk is a pure function of (plan, its number), so a
+stopped run continues where the file ends.
 """
 
 from __future__ import annotations
 
 import json
+import random
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from spectune.errors import StoreError
-from spectune.records import Request, RequestRecord, Sampling
-from spectune.train.loops import cap_loop, loop_start
+from spectune.errors import CheckpointError, StoreError
+from spectune.train.generate import Answer, ChatFrame, Job
 from spectune.train.plan import Progress, TrainEvent, TrainPlan
-from spectune.train.prompts import TrainingPrompt, template_prompt
+from spectune.train.prompts import overlapping, template_prompt
 
 if TYPE_CHECKING:
     from spectune.engine.tokenizer import Tokenizer
 
-Generate = Callable[[Sequence[Request]], Sequence[RequestRecord]]
-CHUNKS_PER_BATCH = 4
-MAX_USER_TOKENS = 96
-_OWN_RANGE = 8_000_000
+Generate = Callable[[Sequence[Job], Callable[[int, int], None]], list[Answer]]
+Save = Callable[[int, list["CorpusRow"], list[Answer]], None]
+WAVES_PER_CHUNK = 4
+USER_TEMPERATURES = (0.7, 0.85, 1.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,135 +98,167 @@ def read_corpus(path: Path) -> list[CorpusRow]:
     return rows
 
 
-def user_turn_prefix(tokenizer: Tokenizer) -> tuple[int, ...]:
-    """Ids of the chat template up to the place where the user's words begin."""
+def chat_frame(tokenizer: Tokenizer) -> ChatFrame:
+    """Ids of the chat template before the user's words and after them.
+
+    Raises CheckpointError for a tokenizer without a chat template: answers to bare text would teach
+    the head a text that no chat will ever ask for.
+    """
+    if tokenizer.template_digest is None:
+        raise CheckpointError(
+            "the target's tokenizer has no chat template, so it cannot be asked",
+            hint="add chat_template to tokenizer_config.json, or train on an instruct model",
+        )
     first = tokenizer.encode_chat([{"role": "user", "content": "apple"}])
     second = tokenizer.encode_chat([{"role": "user", "content": "Zebra"}])
-    shared = 0
-    while shared < min(len(first), len(second)) and first[shared] == second[shared]:
-        shared += 1
-    return tuple(first[:shared])
+    before = _shared(first, second)
+    after = _shared(first[before:][::-1], second[before:][::-1])
+    if not before or not after:
+        raise CheckpointError("the chat template puts nothing around the user's words")
+    return ChatFrame(opening=tuple(first[:before]), closing=tuple(first[len(first) - after :]))
 
 
-def takes_share(index: int, share: float) -> bool:
-    """Spread a share evenly over indices: exactly floor(n·share) of the first n are True."""
-    return int((index + 1) * share + 1e-9) > int(index * share + 1e-9)
+def _shared(first: Sequence[int], second: Sequence[int]) -> int:
+    """Length of the common beginning."""
+    length = 0
+    while length < min(len(first), len(second)) and first[length] == second[length]:
+        length += 1
+    return length
+
+
+def chunk_size(plan: TrainPlan) -> int:
+    return WAVES_PER_CHUNK * plan.generate_batch_size
+
+
+def chunk_jobs(plan: TrainPlan, chunk: int, tokenizer: Tokenizer) -> list[Job]:
+    """The jobs of one chunk; whether a row is greedy or writes its own prompt is drawn by its index."""
+    jobs = []
+    for index in range(chunk * chunk_size(plan), (chunk + 1) * chunk_size(plan)):
+        rng = random.Random(f"{plan.seed}:job:{index}")
+        prompt = template_prompt(plan.seed, index)
+        ids = tokenizer.encode_chat([{"role": "user", "content": prompt.text}])
+        if len(ids) > plan.max_prompt_tokens:
+            ids = ids[: plan.max_prompt_tokens // 2] + ids[-plan.max_prompt_tokens // 2 :]
+        jobs.append(
+            Job(
+                index=index,
+                prompt_ids=tuple(ids),
+                writes_prompt=rng.random() < plan.self_share,
+                temperature=0.0 if rng.random() < plan.greedy_share else plan.temperature,
+                user_temperature=rng.choice(USER_TEMPERATURES),
+            )
+        )
+    return jobs
 
 
 def build_corpus(
-    plan: TrainPlan, path: Path, tokenizer: Tokenizer, generate: Generate, progress: Progress
+    plan: TrainPlan,
+    path: Path,
+    tokenizer: Tokenizer,
+    generate: Generate,
+    progress: Progress,
+    save: Save | None = None,
 ) -> list[CorpusRow]:
-    """Generate until the corpus holds plan.num_tokens answer tokens; appends after every chunk."""
+    """Generate until the corpus holds plan.num_tokens answer tokens; a chunk is appended when done.
+
+    `save` gets each chunk's number, rows and answers before its rows are written.
+    """
+    frame = chat_frame(tokenizer)
     rows = read_corpus(path)
-    done = at_start = sum(len(row.output_ids) for row in rows)
-    started = time.monotonic()
-    prefix = user_turn_prefix(tokenizer)
-    chunk_size = CHUNKS_PER_BATCH * plan.generate_batch_size
-    with path.open("a", encoding="utf-8") as file:
-        while done < plan.num_tokens:
-            first = rows[-1].index + 1 if rows else 0
-            chunk = first // chunk_size
-            indices = range(first, (chunk + 1) * chunk_size)
-            temperature = 0.0 if takes_share(chunk, plan.greedy_share) else plan.temperature
-            prompts = _prompts(plan, indices, prefix, tokenizer, generate)
-            fresh = list(_answers(plan, prompts, temperature, tokenizer, generate))
-            file.writelines(json.dumps(asdict(row), ensure_ascii=False) + "\n" for row in fresh)
-            file.flush()
-            rows += fresh
-            done += sum(len(row.output_ids) for row in fresh)
-            rate = (done - at_start) / (time.monotonic() - started)
-            progress(
-                TrainEvent(
-                    stage="corpus",
-                    message=f"{len(rows)} answers, {summarize_corpus(rows).loop_share:.1%} looped",
-                    done=min(done, plan.num_tokens),
-                    total=plan.num_tokens,
-                    unit="tokens",
-                    tokens_per_s=rate,
-                    seconds_left=max(0, plan.num_tokens - done) / rate,
-                )
+    if rows and (rows[-1].index + 1) % chunk_size(plan):
+        rows = _whole_chunks(rows, path, chunk_size(plan))
+    done = sum(len(row.output_ids) for row in rows)
+    started, fresh = time.monotonic(), 0
+
+    def tell(tokens: int, rate: float, message: str) -> None:
+        left = max(0, plan.num_tokens - tokens) / rate if rate else None
+        progress(
+            TrainEvent(
+                stage="corpus", message=message, done=min(tokens, plan.num_tokens), total=plan.num_tokens,
+                unit="tokens", tokens_per_s=rate or None, seconds_left=left,
             )
+        )  # fmt: skip
+
+    while done < plan.num_tokens:
+        chunk = (rows[-1].index + 1) // chunk_size(plan) if rows else 0
+        jobs = chunk_jobs(plan, chunk, tokenizer)
+
+        rate = fresh / (time.monotonic() - started)
+        answers = generate(jobs, partial(_live, tell, done, rate, f"part {chunk}", len(jobs)))
+        made = [
+            _row(job, answer, tokenizer, frame, plan.seed) for job, answer in zip(jobs, answers, strict=True)
+        ]
+        if save is not None:
+            save(chunk, made, answers)
+        text = "".join(json.dumps(asdict(row), ensure_ascii=False) + "\n" for row in made)
+        append_whole(path, text)
+        rows += made
+        count = sum(len(row.output_ids) for row in made)
+        done, fresh = done + count, fresh + count
+        loops = summarize_corpus(rows).loop_share
+        tell(done, fresh / (time.monotonic() - started), f"{len(rows)} answers, {loops:.1%} looped")
     return rows
 
 
-Prepared = tuple[int, str, TrainingPrompt, tuple[int, ...]]
+def _live(
+    tell: Callable[[int, float, str], None],
+    done: int,
+    rate: float,
+    part: str,
+    num_jobs: int,
+    num_answers: int,
+    num_decoded: int,
+) -> None:
+    tell(done, rate, f"{part}: {num_answers} of {num_jobs} answers, {num_decoded} tokens decoded")
 
 
-def _prompts(
-    plan: TrainPlan, indices: range, prefix: tuple[int, ...], tokenizer: Tokenizer, generate: Generate
-) -> list[Prepared]:
-    """(index, source, prompt, ids): the target's own user turns where they are usable."""
-    own = [index for index in indices if takes_share(index, plan.self_share)]
-    written = dict(zip(own, _self_instructed(plan, own, prefix, tokenizer, generate), strict=True))
-    prepared: list[Prepared] = []
-    for index in indices:
-        text = written.get(index)
-        source = "template" if text is None else "self"
-        if text is not None:
-            prompt = TrainingPrompt(category="chat", text=text)
-        else:
-            prompt = template_prompt(plan.seed, _template_number(index, index in written, plan.self_share))
-        ids = tuple(tokenizer.encode_chat([{"role": "user", "content": prompt.text}]))
-        if len(ids) > plan.max_prompt_tokens:
-            ids = ids[: plan.max_prompt_tokens // 2] + ids[-plan.max_prompt_tokens // 2 :]
-        prepared.append((index, source, prompt, ids))
-    return prepared
+def append_whole(path: Path, text: str) -> None:
+    """Append to a file; a full disk is told as such and what was there before stays."""
+    try:
+        with path.open("a", encoding="utf-8") as file:
+            file.write(text)
+    except OSError as error:
+        raise StoreError(
+            f"{path} cannot be written: {error.strerror}",
+            hint="make room and give --resume: what is finished is kept",
+        ) from error
 
 
-def _template_number(index: int, was_own: bool, share: float) -> int:
-    """Running number among template prompts, so that categories take turns whatever the share.
-
-    A rejected turn of the target's own counts in a range of its own.
-    """
-    own_before = int(index * share + 1e-9)
-    return _OWN_RANGE + own_before if was_own else index - own_before
-
-
-def _self_instructed(
-    plan: TrainPlan, indices: Sequence[int], prefix: tuple[int, ...], tokenizer: Tokenizer, generate: Generate
-) -> list[str | None]:
-    """User turns sampled at T=1; None for one that is empty, unfinished or repeats itself."""
-    sampling = Sampling(temperature=1.0, seed=plan.seed, max_tokens=MAX_USER_TOKENS)
-    requests = [
-        Request(request_id=f"user-{index}", prompt_ids=prefix, category="chat", sampling=sampling)
-        for index in indices
-    ]
-    texts: list[str | None] = []
-    records = {record.request_id: record for record in generate(requests)} if requests else {}
-    for request in requests:
-        record = records[request.request_id]
-        ended = bool(record.output_ids) and record.output_ids[-1] in tokenizer.eos_ids
-        text = tokenizer.decode(record.output_ids).strip()
-        usable = ended and len(record.output_ids) > 4 and loop_start(record.output_ids) is None
-        texts.append(text if usable and len(text.split()) > 2 else None)
-    return texts
+def _whole_chunks(rows: list[CorpusRow], path: Path, size: int) -> list[CorpusRow]:
+    """Rows of finished chunks; the file is cut to them (a chunk's answers depend on one another's batch)."""
+    kept = rows[: (rows[-1].index + 1) // size * size]
+    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+    path.write_text("".join(lines[: len(kept)]), encoding="utf-8")
+    return kept
 
 
-def _answers(
-    plan: TrainPlan, prompts: Sequence[Prepared], temperature: float, tokenizer: Tokenizer, generate: Generate
-) -> Iterator[CorpusRow]:
-    sampling = Sampling(temperature=temperature, seed=plan.seed, max_tokens=plan.max_answer_tokens)
-    requests = [
-        Request(
-            request_id=f"answer-{index}",
-            prompt_ids=ids,
-            category=prompt.category,
-            sampling=sampling,
-            prompt_text=prompt.text,
-        )
-        for index, _, prompt, ids in prompts
-    ]
-    records = {record.request_id: record for record in generate(requests)}
-    for index, source, prompt, ids in prompts:
-        record = records[f"answer-{index}"]
-        kept, had_loop = cap_loop(record.output_ids)
-        yield CorpusRow(
-            index=index,
-            category=prompt.category,
-            source=source,
-            temperature=temperature,
-            prompt=prompt.text,
-            prompt_ids=ids,
-            output_ids=tuple(kept),
-            had_loop=had_loop,
-        )
+def _row(job: Job, answer: Answer, tokenizer: Tokenizer, frame: ChatFrame, seed: int) -> CorpusRow:
+    prompt = template_prompt(seed, job.index)
+    text, category = prompt.text, prompt.category
+    if answer.wrote_prompt:
+        words = answer.prompt_ids[len(frame.opening) : len(answer.prompt_ids) - len(frame.closing)]
+        text, category = tokenizer.decode(words).strip(), "own"
+    return CorpusRow(
+        index=job.index,
+        category=category,
+        source="self" if answer.wrote_prompt else "template",
+        temperature=job.temperature,
+        prompt=text,
+        prompt_ids=answer.prompt_ids,
+        output_ids=answer.output_ids,
+        had_loop=answer.had_loop,
+    )
+
+
+def training_rows(rows: Sequence[CorpusRow], reference: Sequence[str], *, overlap: int) -> list[CorpusRow]:
+    """Rows to learn from: two answer tokens or more, no question twice at one temperature, and none
+    that shares `overlap` words in a row with a reference prompt."""
+    seen: set[tuple[str, float]] = set()
+    kept = []
+    copies = overlapping([row.prompt for row in rows], reference, n=overlap)
+    for row, is_copy in zip(rows, copies, strict=True):
+        key = (row.prompt, row.temperature)
+        if len(row.output_ids) >= 2 and key not in seen and not is_copy:
+            seen.add(key)
+            kept.append(row)
+    return kept

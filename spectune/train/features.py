@@ -1,12 +1,14 @@
-"""One teacher-forced pass of the target over the corpus, cached: the head then trains without it.
+"""What the target computes along the corpus, cached: the head then trains without the target.
 
-A shard holds `ROWS_PER_SHARD` rows back to back: ids, features [n, 3H], final hidden states [n, H] in
-bf16, and the target's own next token. Shards are written whole or not at all.
+A shard holds the rows of a corpus chunk back to back: ids, features [n, 3H], final hidden states [n, H]
+in bf16, and the target's own next token. It is recorded while the answers are decoded; a missing one is
+made by a teacher-forced pass. Shards are written whole or not at all.
 """
 
 from __future__ import annotations
 
 import json
+import shutil
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,9 +24,10 @@ from spectune.train.ttt import Sample
 
 if TYPE_CHECKING:
     from spectune.engine.target import Target
+    from spectune.train.generate import Answer
 
-ROWS_PER_SHARD = 128
 BATCH_TOKENS = 1536
+_SPARE_BYTES = 1 << 28
 
 
 def bytes_per_token(hidden_size: int) -> int:
@@ -37,14 +40,50 @@ def usable(rows: Sequence[CorpusRow]) -> list[CorpusRow]:
     return [row for row in rows if len(row.output_ids) >= 2]
 
 
+def shard_path(directory: Path, chunk: int) -> Path:
+    return directory / f"shard-{chunk:05d}.safetensors"
+
+
+def record_shard(
+    directory: Path, chunk: int, rows: Sequence[CorpusRow], answers: Sequence[Answer], digest: str
+) -> None:
+    """Keep what decoding has computed for the rows of a chunk."""
+    by_index = {answer.index: answer for answer in answers}
+    kept = usable(rows)
+    tensors = _blank(kept, answers[0].activations.shape[1] // 4 if answers else 0)
+    offset = 0
+    for row in kept:
+        answer = by_index[row.index]
+        ids = torch.tensor(row.prompt_ids + row.output_ids, dtype=torch.int32)
+        count = ids.numel() - 1  # the last token was never fed
+        width = tensors["final"].shape[1]
+        tensors["ids"][offset : offset + count + 1] = ids
+        tensors["features"][offset : offset + count] = answer.activations[:count, : 3 * width]
+        tensors["final"][offset : offset + count] = answer.activations[:count, 3 * width :]
+        tensors["top"][offset : offset + count] = answer.top[:count]
+        offset += count + 1
+    _save(tensors, shard_path(directory, chunk), _metadata(kept, digest))
+
+
 def build_features(
-    target: Target, rows: Sequence[CorpusRow], directory: Path, digest: str, progress: Progress
+    target: Target,
+    rows: Sequence[CorpusRow],
+    directory: Path,
+    digest: str,
+    progress: Progress,
+    *,
+    rows_per_shard: int,
 ) -> FeatureStore:
-    """Cache features of all rows under `directory`; shards already there with this digest are kept."""
+    """Features of all rows under `directory`: shards recorded with this digest are kept, others are
+    made by a teacher-forced pass."""
     directory.mkdir(parents=True, exist_ok=True)
-    rows = usable(rows)
-    shards = [rows[low : low + ROWS_PER_SHARD] for low in range(0, len(rows), ROWS_PER_SHARD)]
-    total = sum(len(row.prompt_ids) + len(row.output_ids) for row in rows)
+    chunks: dict[int, list[CorpusRow]] = {}
+    for row in usable(rows):
+        chunks.setdefault(row.index // rows_per_shard, []).append(row)
+    sizes = {
+        chunk: sum(len(r.prompt_ids) + len(r.output_ids) for r in shard) for chunk, shard in chunks.items()
+    }
+    total = sum(sizes.values())
     size = total * bytes_per_token(target.config.hidden_size)
     progress(
         TrainEvent(
@@ -53,25 +92,21 @@ def build_features(
     )
     done = fresh = 0
     started = time.monotonic()
-    for number, shard in enumerate(shards):
-        path = directory / f"shard-{number:04d}.safetensors"
-        tokens = sum(len(row.prompt_ids) + len(row.output_ids) for row in shard)
-        if not _is_current(path, shard, digest):
-            _write_shard(target, shard, path, digest)
-            fresh += tokens
-        done += tokens
+    for chunk, shard in chunks.items():
+        path = shard_path(directory, chunk)
+        done += sizes[chunk]
+        if _is_current(path, shard, digest):
+            continue
+        _write_shard(target, shard, path, digest)
+        fresh += sizes[chunk]
         rate = fresh / (time.monotonic() - started)
         progress(
             TrainEvent(
-                stage="features",
-                done=done,
-                total=total,
-                unit="tokens",
-                tokens_per_s=rate or None,
-                seconds_left=(total - done) / rate if rate else None,
+                stage="features", done=done, total=total, unit="tokens", tokens_per_s=rate,
+                seconds_left=(total - done) / rate,
             )
-        )
-    return FeatureStore(directory, len(shards))
+        )  # fmt: skip
+    return FeatureStore([shard_path(directory, chunk) for chunk in chunks])
 
 
 def _metadata(shard: Sequence[CorpusRow], digest: str) -> dict[str, str]:
@@ -102,19 +137,11 @@ def _is_current(path: Path, shard: Sequence[CorpusRow], digest: str) -> bool:
 
 @torch.no_grad()
 def _write_shard(target: Target, shard: Sequence[CorpusRow], path: Path, digest: str) -> None:
-    from safetensors.torch import save_file
-
     lengths = [len(row.prompt_ids) + len(row.output_ids) for row in shard]
     offsets = [0]
     for length in lengths:
         offsets.append(offsets[-1] + length)
-    hidden = target.config.hidden_size
-    tensors = {
-        "ids": torch.zeros(offsets[-1], dtype=torch.int32),
-        "top": torch.zeros(offsets[-1], dtype=torch.int32),
-        "features": torch.zeros(offsets[-1], 3 * hidden, dtype=torch.bfloat16),
-        "final": torch.zeros(offsets[-1], hidden, dtype=torch.bfloat16),
-    }
+    tensors = _blank(shard, target.config.hidden_size)
     for group in _by_length(lengths, BATCH_TOKENS):
         width = max(lengths[i] for i in group)
         ids = torch.zeros(len(group), width, dtype=torch.int64)
@@ -127,9 +154,42 @@ def _write_shard(target: Target, shard: Sequence[CorpusRow], path: Path, digest:
             tensors["features"][part] = features[row, :length].cpu()
             tensors["final"][part] = final[row, :length].cpu()
             tensors["top"][part] = _target_choice(target, shard[i], ids[row, :length], final[row, :length])
+    _save(tensors, path, _metadata(shard, digest))
+
+
+def _blank(rows: Sequence[CorpusRow], hidden: int) -> dict[str, Tensor]:
+    count = sum(len(row.prompt_ids) + len(row.output_ids) for row in rows)
+    return {
+        "ids": torch.zeros(count, dtype=torch.int32),
+        "top": torch.zeros(count, dtype=torch.int32),
+        "features": torch.zeros(count, 3 * hidden, dtype=torch.bfloat16),
+        "final": torch.zeros(count, hidden, dtype=torch.bfloat16),
+    }
+
+
+def _save(tensors: dict[str, Tensor], path: Path, metadata: dict[str, str]) -> None:
+    """Write a shard whole or not at all; a full disk is told before it is full."""
+    from safetensors import SafetensorError
+    from safetensors.torch import save_file
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    need = sum(tensor.nbytes for tensor in tensors.values())
+    free = shutil.disk_usage(path.parent).free
+    if free < need + _SPARE_BYTES:
+        raise StoreError(
+            f"{path.parent} has {free / 1e9:.1f} GB free, the next part needs {need / 1e9:.1f} GB",
+            hint="make room, or lower --num-tokens-target, and give --resume: what is finished is kept",
+        )
     partial = path.with_suffix(".partial")
-    save_file(tensors, partial, metadata=_metadata(shard, digest))
-    partial.replace(path)
+    try:
+        save_file(tensors, partial, metadata=metadata)
+        partial.replace(path)
+    except (OSError, SafetensorError) as error:
+        partial.unlink(missing_ok=True)
+        raise StoreError(
+            f"{path} cannot be written: {error}",
+            hint="make room and give --resume: what is finished is kept",
+        ) from error
 
 
 def _target_choice(target: Target, row: CorpusRow, ids: Tensor, final: Tensor) -> Tensor:
@@ -159,13 +219,12 @@ def _by_length(lengths: Sequence[int], budget: int) -> list[list[int]]:
 class FeatureStore:
     """Random access to the cached samples; tensors are read from mapped files on demand."""
 
-    def __init__(self, directory: Path, num_shards: int) -> None:
+    def __init__(self, paths: Sequence[Path]) -> None:
         from safetensors import safe_open
 
         self._files: list[Any] = []
         self._rows: list[tuple[int, int, int, int, int, bool, bool]] = []
-        for number in range(num_shards):
-            path = directory / f"shard-{number:04d}.safetensors"
+        for number, path in enumerate(paths):
             if not path.exists():
                 raise StoreError(f"{path} is missing", hint="run the features stage again")
             file: Any = safe_open(path, framework="pt")

@@ -223,3 +223,28 @@ def init_from_target(head: Eagle3Head, weights: dict[str, Tensor], *, seed: int 
     head.norm.weight.copy_(weights["model.norm.weight"])
     rows = weights.get("lm_head.weight", weights["model.embed_tokens.weight"])
     head.lm_head.weight.copy_(rows[head.target_ids[: config.draft_vocab_size]])
+
+
+@torch.no_grad()
+def init_from_head(head: Eagle3Head, tensors: dict[str, Tensor], target_ids: Tensor) -> int:
+    """Go on from another head of this shape: its layer, and its output row for every shared token.
+
+    Rows of tokens that the other head cannot draft stay as they are. tensors: classic names;
+    target_ids: the other head's draft vocabulary [D']. Returns the number of shared tokens.
+    """
+    for name, parameter in head.named_parameters():
+        if name == "lm_head.weight":
+            continue
+        if tensors[name].shape != parameter.shape:
+            raise CheckpointError(
+                f"{name} is {list(tensors[name].shape)} there and {list(parameter.shape)} here",
+                hint="a head can go on only from one of its own shape",
+            )
+        parameter.copy_(tensors[name])
+    place = torch.full((head.config.vocab_size,), -1, dtype=torch.int64)
+    place[target_ids] = torch.arange(target_ids.numel())
+    there = place[head.target_ids.cpu()]
+    shared = there >= 0
+    rows = head.lm_head.weight
+    rows[shared] = tensors["lm_head.weight"][there[shared]].to(rows)
+    return int(shared.sum())

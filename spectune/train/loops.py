@@ -30,3 +30,17 @@ def cap_loop(ids: Sequence[int], *, keep: int = 24) -> tuple[list[int], bool]:
     """The ids up to a loop plus its first `keep` tokens, and whether there was one."""
     start = loop_start(ids)
     return (list(ids), False) if start is None else (list(ids[: start + keep]), True)
+
+
+def ends_in_loop(
+    ids: Sequence[int], *, max_period: int = 64, min_repeats: int = 3, min_tokens: int = 24
+) -> bool:
+    """Whether the text ends inside a loop as `loop_start` defines it: a cheap test while it grows."""
+    tail = list(ids[-max_period * min_repeats :])
+    for period in range(1, min(max_period, len(tail) // min_repeats) + 1):
+        if tail[-1] != tail[-1 - period]:
+            continue
+        span = max(period * min_repeats, min_tokens)
+        if span <= len(tail) and tail[-span + period :] == tail[-span:-period]:
+            return True
+    return False

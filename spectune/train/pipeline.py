@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import json
-import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 
-from spectune.errors import RunError, StoreError
-from spectune.records import Request, RequestRecord
-from spectune.train.corpus import CorpusRow, build_corpus, summarize_corpus
+from spectune.errors import StoreError
+from spectune.train.corpus import CorpusRow, build_corpus, chat_frame, chunk_size, summarize_corpus
 from spectune.train.evaluate import HeldOut
 from spectune.train.export import directory_digest, export_head
-from spectune.train.features import FeatureStore, build_features
-from spectune.train.head import Eagle3Head, head_config, init_from_target
+from spectune.train.features import FeatureStore, build_features, record_shard
+from spectune.train.generate import Answer, Generator, Job
+from spectune.train.head import Eagle3Head, head_config, init_from_head, init_from_target
 from spectune.train.plan import Progress, TrainEvent, TrainPlan, silent
 from spectune.train.prompts import ngram_overlap
 from spectune.train.trainer import Trainer
@@ -32,7 +31,6 @@ CORPUS_SETTINGS = (
     "generate_batch_size", "seed",
 )  # fmt: skip
 OVERLAP_N = 8
-LIVE_SECONDS = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,14 +47,15 @@ def run(plan: TrainPlan, progress: Progress = silent) -> TrainResult:
     from spectune.engine.tokenizer import Tokenizer
 
     plan.output_dir.mkdir(parents=True, exist_ok=True)
-    target = Target.load(plan.target, device=plan.device, dtype=plan.dtype)
+    target = Target.load(plan.target, device=plan.device, dtype=plan.dtype, kernels="plain")
     tokenizer = Tokenizer.from_dir(plan.target)
     target_digest = directory_digest(plan.target)
     _check_same_run(plan, target_digest)
 
-    rows = corpus_stage(plan, target, tokenizer, progress)
-    features_digest = f"{target_digest}:{list(target.aux_layer_ids)}:{target.dtype}"
-    store = build_features(target, rows, plan.output_dir / "features", features_digest, progress)
+    digest = f"{target_digest}:{list(target.aux_layer_ids)}:{target.dtype}"
+    rows = corpus_stage(plan, target, tokenizer, digest, progress)
+    features = plan.output_dir / "features"
+    store = build_features(target, rows, features, digest, progress, rows_per_shard=chunk_size(plan))
     trainer = train_stage(plan, target, tokenizer, rows, store, progress)
 
     provenance = {
@@ -91,32 +90,30 @@ def _check_same_run(plan: TrainPlan, target_digest: str) -> None:
 
 
 def corpus_stage(
-    plan: TrainPlan, target: Target, tokenizer: Tokenizer, progress: Progress
+    plan: TrainPlan, target: Target, tokenizer: Tokenizer, digest: str, progress: Progress
 ) -> list[CorpusRow]:
-    """The self-distilled corpus, and how far it is from the workloads that measure."""
-    from spectune.engine.scheduler import Engine
+    """The self-distilled corpus, its features, and how far it is from the prompts that measure."""
+    path, features = plan.output_dir / "corpus.jsonl", plan.output_dir / "features"
+    generator: Generator | None = None
 
-    engine = Engine(target, tokenizer, batch_size=plan.generate_batch_size)
+    def generate(jobs: Sequence[Job], live: Callable[[int, int], None]) -> list[Answer]:
+        nonlocal generator
+        if generator is None:
+            generator = Generator(
+                target,
+                chat_frame(tokenizer),
+                tokenizer.eos_ids,
+                batch_size=plan.generate_batch_size,
+                max_prompt_tokens=plan.max_prompt_tokens,
+                max_answer_tokens=plan.max_answer_tokens,
+                seed=plan.seed,
+            )
+        return generator.run(jobs, live)
 
-    def generate(requests: Sequence[Request]) -> Sequence[RequestRecord]:
-        started = last = time.monotonic()
-        kind = requests[0].request_id.partition("-")[0]
+    def save(chunk: int, made: Sequence[CorpusRow], answers: Sequence[Answer]) -> None:
+        record_shard(features, chunk, made, answers, digest)
 
-        def live(num_emitted: int) -> None:
-            nonlocal last
-            now = time.monotonic()
-            if now - last >= LIVE_SECONDS:
-                last = now
-                text = f"{len(requests)} {kind} texts under way, {num_emitted} tokens"
-                rate = num_emitted / (now - started)
-                progress(TrainEvent(stage="corpus", message=text, tokens_per_s=rate))
-
-        records = engine.generate(requests, on_progress=live).requests
-        if failed := [record for record in records if record.error is not None]:
-            raise RunError(f"{len(failed)} of {len(records)} answers failed: {failed[0].error}")
-        return records
-
-    rows = build_corpus(plan, plan.output_dir / "corpus.jsonl", tokenizer, generate, progress)
+    rows = build_corpus(plan, path, tokenizer, generate, progress, save)
     progress(TrainEvent(stage="corpus", message=summarize_corpus(rows).text))
     progress(TrainEvent(stage="corpus", message=overlap_text(rows)))
     return rows
@@ -157,6 +154,14 @@ def train_stage(
     config = head_config(target.config, aux_layer_ids=(low, middle, high), draft_vocab_size=vocab.draft_size)
     head = Eagle3Head(config, vocab)
     init_from_target(head, target.state_dict_hf(), seed=plan.seed)
+    if plan.init_from is not None:
+        from spectune.draft.checkpoint import load_head
+
+        other = load_head(plan.init_from, target.config)
+        ids = other.draft_to_target
+        shared = init_from_head(head, other.tensors, torch.arange(config.vocab_size) if ids is None else ids)
+        text = f"going on from {plan.init_from}: {shared} of {vocab.draft_size} output rows"
+        progress(TrainEvent(stage="train", message=text))
     head.to(target.device)
     trainer = Trainer(
         plan,

@@ -20,18 +20,18 @@ class TrainPlan:
 
     num_tokens counts answer tokens of the corpus; greedy_share of the answers are greedy, the rest
     sampled at `temperature`; self_share of the prompts are written by the target itself.
-    batch_tokens counts padded answer positions per optimiser step.
+    batch_tokens counts padded answer positions per optimiser step; init_from is a head to go on from.
     """
 
     target: Path
     output_dir: Path
     num_tokens: int = 200_000
-    max_answer_tokens: int = 224
-    max_prompt_tokens: int = 384
-    greedy_share: float = 0.7
+    max_answer_tokens: int = 256
+    max_prompt_tokens: int = 448
+    greedy_share: float = 0.65
     temperature: float = 0.8
     self_share: float = 0.5
-    generate_batch_size: int = 64
+    generate_batch_size: int = 128
     draft_vocab_size: int = 8192
     ttt_steps: int = 4
     decay: float = 0.8
@@ -49,6 +49,8 @@ class TrainPlan:
     seed: int = 0
     device: str = "cpu"
     dtype: str = "auto"
+    optimizer: str = "adamw"
+    init_from: Path | None = None
 
     def __post_init__(self) -> None:
         for name in ("num_tokens", "max_answer_tokens", "ttt_steps", "epochs", "batch_tokens", "eval_depth"):
@@ -59,6 +61,8 @@ class TrainPlan:
                 raise UsageError(f"{name.replace('_', '-')} {getattr(self, name)} is not within 0..1")
         if self.holdout_every < 2:
             raise UsageError(f"holdout-every {self.holdout_every} leaves nothing to train on")
+        if self.optimizer not in ("adamw", "muon"):
+            raise UsageError(f"--optimizer {self.optimizer} is unknown", hint="use adamw or muon")
         if self.lr <= 0:
             raise UsageError(f"lr {self.lr} is not positive")
 

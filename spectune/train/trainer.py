@@ -1,4 +1,4 @@
-"""The optimisation loop: packed batches, AdamW on fp32 weights, bf16 products, checkpoints, live acceptance.
+"""The optimisation loop: packed batches, bf16 products on fp32 weights, checkpoints, live acceptance.
 
 The order of batches and the learning rate are functions of (plan, step), so a run that stops at any
 step continues exactly as if it had not.
@@ -6,7 +6,6 @@ step continues exactly as if it had not.
 
 from __future__ import annotations
 
-import math
 import random
 import time
 from collections.abc import Iterator, Sequence
@@ -19,12 +18,13 @@ from spectune.errors import RunError, StoreError
 from spectune.train.evaluate import HeldOut, evaluate
 from spectune.train.features import FeatureStore
 from spectune.train.head import Eagle3Head
+from spectune.train.optimizer import HeadOptimizer, learning_rate
 from spectune.train.plan import Progress, TrainEvent, TrainPlan
 from spectune.train.ttt import collate, ttt_loss
 
 TRAIN_SETTINGS = (
     "num_tokens", "draft_vocab_size", "ttt_steps", "decay", "epochs", "lr", "min_lr_ratio", "warmup",
-    "clip", "batch_tokens", "holdout_every", "seed",
+    "clip", "batch_tokens", "holdout_every", "seed", "optimizer", "init_from",
 )  # fmt: skip
 _SORT_POOL = 64
 _REPORT_EVERY = 10
@@ -64,15 +64,6 @@ def batches(lengths: Sequence[int], budget: int, epoch: int, seed: int) -> list[
     return made
 
 
-def learning_rate(plan: TrainPlan, step: int, total: int) -> float:
-    """Linear warmup over plan.warmup of the steps, then a cosine down to lr · min_lr_ratio."""
-    warm = max(1, round(plan.warmup * total))
-    if step < warm:
-        return plan.lr * (step + 1) / warm
-    phase = (step - warm) / max(1, total - warm)
-    return plan.lr * (plan.min_lr_ratio + (1 - plan.min_lr_ratio) * 0.5 * (1 + math.cos(math.pi * phase)))
-
-
 class Trainer:
     """Trains one head on one feature store. `embedding`: [V, H]; `draft_rows`: [D, H], both frozen."""
 
@@ -95,9 +86,7 @@ class Trainer:
         self._epochs = [batches(lengths, plan.batch_tokens, e, plan.seed) for e in range(plan.epochs)]
         self.total_steps = sum(map(len, self._epochs))
         self._total_tokens = plan.epochs * sum(lengths)
-        self.optimizer = torch.optim.AdamW(
-            head.parameters(), lr=plan.lr, betas=(0.9, 0.95), weight_decay=0.0, fused=True
-        )
+        self.optimizer = HeadOptimizer(head, plan)
         self.step = self.num_tokens = 0
         self.held_out: HeldOut | None = None
 
@@ -145,14 +134,23 @@ class Trainer:
         loss.backward()  # type: ignore[no-untyped-call]
         norm = torch.nn.utils.clip_grad_norm_(self.head.parameters(), plan.clip)
         if not bool(torch.isfinite(norm)):
-            raise RunError(f"the gradient at step {self.step} is {float(norm)}", hint="lower lr")
-        for group in self.optimizer.param_groups:
-            group["lr"] = learning_rate(plan, self.step, self.total_steps)
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
+            self._stop_at(sample_ids, losses, float(norm))
+        self.optimizer.step(learning_rate(plan, self.step, self.total_steps))
         self.step += 1
         self.num_tokens += sum(self.store.answer_length(i) for i in sample_ids)
         return losses
+
+    def _stop_at(self, sample_ids: Sequence[int], losses: Sequence[float], norm: float) -> None:
+        """Save the weights before the bad update and the batch that caused it, then fail."""
+        self.save()
+        path = self.path.with_name("bad-batch.pt")
+        indices = [self.store.corpus_index(i) for i in sample_ids]
+        torch.save({"step": self.step, "corpus_indices": indices, "losses": list(losses)}, path)
+        raise RunError(
+            f"step {self.step}: the gradient is {norm}, losses {', '.join(f'{loss:.4g}' for loss in losses)}; "
+            f"the batch is in {path}, the weights before it in {self.path}",
+            hint="lower --lr, or take the rows out of the corpus",
+        )
 
     def _report(self, losses: Sequence[float], rate: float) -> None:
         is_last = self.step == self.total_steps
@@ -190,23 +188,33 @@ class Trainer:
     def save(self) -> None:
         """Weights, optimiser and position, written whole or not at all."""
         partial = self.path.with_suffix(".partial")
-        torch.save(
-            {
-                "digest": self.plan.digest(*TRAIN_SETTINGS),
-                "step": self.step,
-                "num_tokens": self.num_tokens,
-                "head": self.head.state_dict(),
-                "optimizer": self.optimizer.state_dict(),
-            },
-            partial,
-        )
-        partial.replace(self.path)
+        state = {
+            "digest": self.plan.digest(*TRAIN_SETTINGS),
+            "step": self.step,
+            "num_tokens": self.num_tokens,
+            "head": self.head.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+        }
+        try:
+            torch.save(state, partial)
+            partial.replace(self.path)
+        except (OSError, RuntimeError) as error:  # torch's writer raises RuntimeError on a full disk
+            partial.unlink(missing_ok=True)
+            raise StoreError(
+                f"{self.path} cannot be written: {error}",
+                hint="make room and give --resume: the state saved before is kept",
+            ) from error
 
     def resume(self) -> bool:
         """Continue from the stored state, if there is one; other settings are refused."""
         if not self.path.exists():
             return False
-        state = torch.load(self.path, weights_only=True)
+        try:
+            state = torch.load(self.path, weights_only=True)
+        except Exception as error:  # damaged archives raise what their format's reader raises
+            raise StoreError(
+                f"{self.path} cannot be read: {error}", hint="delete it to train from the start"
+            ) from error
         if state["digest"] != self.plan.digest(*TRAIN_SETTINGS):
             raise StoreError(
                 f"{self.path} was written with other training settings",

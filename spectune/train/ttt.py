@@ -207,36 +207,49 @@ def target_table(batch: Batch, draft_rows: Tensor, t2d: Tensor, num_steps: int) 
 
 
 class SoftCrossEntropy(torch.autograd.Function):
-    """Σ_r weight_r · (-Σ_v p_rv log softmax(x_r W^T)_v), gradients made on the way.
+    """Σ_r scale_r · (-Σ_v p_rv log softmax(x_r W^T)_v), gradients made on the way.
 
-    Row chunks keep the [chunk, D] logits in cache and nothing of that size is stored for backward:
-    d logits = weight · (softmax - p).
+    Row chunks bound the [chunk, D] logits and nothing of that size is stored for backward:
+    d logits = scale · (softmax - p). One call serves all steps, so W is read in its product type and
+    its gradient summed (fp32) once a chunk.
     """
 
-    CHUNK = 512
+    CHUNK = 1024
 
     @staticmethod
-    def forward(ctx, x: Tensor, weight: Tensor, probs: Tensor, scale: Tensor) -> Tensor:  # type: ignore[no-untyped-def]
-        """x: [R, H], weight: [D, H], probs: [R, D], scale: [R] -> scalar"""
+    def forward(  # type: ignore[no-untyped-def]
+        ctx, x: Tensor, weight: Tensor, probs: Tensor, rows: Tensor, scale: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """x: [R, H], weight: [D, H], probs: [P, D] of which rows [R] are meant, scale: [R]
+
+        Returns the sum and the unscaled cross-entropy of every row [R].
+        """
         wide = torch.float64 if x.dtype == torch.float64 else torch.float32
-        loss = torch.zeros((), dtype=wide, device=x.device)
+        products = weight.to(x.dtype)
+        entropy = torch.empty(x.shape[0], dtype=wide, device=x.device)
         grad_x = torch.empty_like(x)
-        grad_weight = torch.zeros(weight.shape, dtype=wide, device=x.device)
+        grad_weight: Tensor | None = None
         for low in range(0, x.shape[0], SoftCrossEntropy.CHUNK):
             part = slice(low, low + SoftCrossEntropy.CHUNK)
-            log_q = torch.log_softmax(x[part] @ weight.T, dim=-1)
-            entropy = torch.linalg.vecdot(probs[part], log_q).to(wide)
-            loss -= (entropy * scale[part].to(wide)).sum()
-            grad = log_q.exp_().sub_(probs[part]).mul_(scale[part, None].to(x.dtype))
-            grad_x[part] = grad @ weight
-            grad_weight += grad.T @ x[part]
+            wanted = probs[rows[part]]
+            log_q = torch.log_softmax(x[part] @ products.T, dim=-1)
+            entropy[part] = -torch.linalg.vecdot(wanted, log_q).to(wide)
+            grad = log_q.exp_().sub_(wanted).mul_(scale[part, None].to(x.dtype))
+            grad_x[part] = grad @ products
+            share = (grad.T @ x[part]).to(wide)
+            grad_weight = share if grad_weight is None else grad_weight.add_(share)
+        if grad_weight is None:
+            grad_weight = torch.zeros(weight.shape, dtype=wide, device=x.device)
         ctx.save_for_backward(grad_x, grad_weight)
-        return loss
+        ctx.mark_non_differentiable(entropy)
+        return (entropy * scale.to(wide)).sum(), entropy
 
     @staticmethod
-    def backward(ctx, grad_output: Tensor):  # type: ignore[no-untyped-def]
+    def backward(ctx, grad_output: Tensor, _: Tensor):  # type: ignore[no-untyped-def]
         grad_x, grad_weight = ctx.saved_tensors
-        return grad_x * grad_output.to(grad_x.dtype), grad_weight * grad_output, None, None
+        if float(grad_output) != 1.0:
+            grad_x, grad_weight = grad_x * grad_output.to(grad_x.dtype), grad_weight * grad_output
+        return grad_x, grad_weight, None, None, None
 
 
 def ttt_loss(
@@ -255,17 +268,19 @@ def ttt_loss(
     """
     table = target_table(batch, draft_rows, head.t2d, num_steps)
     width = batch.positions.shape[1]
-    total = torch.zeros((), device=batch.ids.device)
-    losses = []
+    states, rows, counts, means = [], [], [], []
     for step, state in enumerate(unroll(head, embedding, batch, num_steps)):
         inside = loss_mask(batch, step)
         chosen = inside & table.known[:, step : step + width]
-        rows = table.row[:, step : step + width][chosen]
-        normed = head.norm(state[chosen]).to(table.probs.dtype)
-        scale = torch.full((rows.numel(),), 1.0 / max(1, int(inside.sum())), device=rows.device)
-        loss: Tensor = SoftCrossEntropy.apply(  # type: ignore[no-untyped-call]
-            normed, head.lm_head.weight.to(table.probs.dtype), table.probs[rows], scale
-        )
-        total = total + decay**step * loss
-        losses.append(float(loss.detach()))
-    return total, losses
+        rows.append(table.row[:, step : step + width][chosen])
+        states.append(state[chosen])
+        counts.append(rows[-1].numel())
+        means.append(1.0 / max(1, int(inside.sum())))
+    weights = torch.tensor([mean * decay**step for step, mean in enumerate(means)], dtype=torch.float64)
+    scale = torch.repeat_interleave(weights, torch.tensor(counts)).to(batch.ids.device)
+    normed = head.norm(torch.cat(states)).to(table.probs.dtype)
+    total, entropy = SoftCrossEntropy.apply(  # type: ignore[no-untyped-call]
+        normed, head.lm_head.weight, table.probs, torch.cat(rows), scale
+    )
+    parts = entropy.split(counts)
+    return total, [float(part.sum()) * mean for part, mean in zip(parts, means, strict=True)]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,23 +13,32 @@ from torch import Tensor
 
 from spectune.draft.checkpoint import load_head
 from spectune.engine.target import Target
-from spectune.errors import StoreError
-from spectune.records import Request, RequestRecord
-from spectune.train.corpus import CorpusRow, build_corpus, read_corpus, takes_share, user_turn_prefix
+from spectune.errors import CheckpointError, RunError, StoreError
+from spectune.train.corpus import (
+    CorpusRow,
+    build_corpus,
+    chat_frame,
+    chunk_size,
+    read_corpus,
+    training_rows,
+)
 from spectune.train.export import export_head
-from spectune.train.features import FeatureStore, build_features
-from spectune.train.head import Eagle3Head, head_config, init_from_target
+from spectune.train.features import FeatureStore, build_features, record_shard, shard_path
+from spectune.train.generate import Answer, ChatFrame, Job
+from spectune.train.head import Eagle3Head, head_config, init_from_head, init_from_target
+from spectune.train.optimizer import learning_rate
 from spectune.train.pipeline import draft_vocab
 from spectune.train.plan import TrainEvent, TrainPlan, silent
-from spectune.train.trainer import Trainer, batches, learning_rate
+from spectune.train.trainer import Trainer, batches
 from spectune.train.ttt import collate, ttt_loss
-from tests.unit.train.toys import DRAFT, VOCAB, target_config, target_weights
+from tests.unit.train.toys import DRAFT, HIDDEN, VOCAB, target_config, target_weights
 
 
 class ToyTokenizer:
     """One id per character; a chat is 1, 3, the words, 4."""
 
     eos_ids = (2,)
+    template_digest = "toy"
 
     def encode_chat(self, messages: Sequence[dict[str, str]]) -> list[int]:
         return [1, 3, *(5 + ord(c) % 30 for c in messages[0]["content"]), 4]
@@ -37,25 +47,28 @@ class ToyTokenizer:
         return " ".join(f"w{i}" for i in ids if i != 2)
 
 
-def answer(requests: Sequence[Request]) -> list[RequestRecord]:
-    """Answers that depend on the request id only, 10 tokens and the end of text."""
-    records = []
-    for request in requests:
-        generator = torch.Generator().manual_seed(sum(map(ord, request.request_id)))
-        ids = torch.randint(5, VOCAB, (10,), generator=generator).tolist()
-        records.append(
-            RequestRecord(
-                request_id=request.request_id,
-                category=request.category,
-                num_prompt_tokens=len(request.prompt_ids),
-                output_ids=(*ids, 2),
-                arrival_s=0.0,
-                first_token_s=0.1,
-                finish_s=1.0,
-                finish_reason="eos",
+def answer(jobs: Sequence[Job], live: Callable[[int, int], None]) -> list[Answer]:
+    """Answers that depend on the job only, 10 tokens and the end of text."""
+    live(0, 0)
+    answers = []
+    for job in jobs:
+        generator = torch.Generator().manual_seed(job.index)
+        prompt = (1, 3, *torch.randint(5, VOCAB, (6,), generator=generator).tolist(), 4)
+        prompt = prompt if job.writes_prompt else job.prompt_ids
+        output = (*torch.randint(5, VOCAB, (10,), generator=generator).tolist(), 2)
+        count = len(prompt) + len(output) - 1
+        answers.append(
+            Answer(
+                index=job.index,
+                prompt_ids=prompt,
+                output_ids=output,
+                wrote_prompt=job.writes_prompt,
+                had_loop=False,
+                activations=torch.randn(count, 4 * HIDDEN, generator=generator).bfloat16(),
+                top=torch.tensor([*prompt, *output][1:], dtype=torch.int32),
             )
         )
-    return records
+    return answers
 
 
 def plan_for(path: Path, **changes: object) -> TrainPlan:
@@ -77,7 +90,8 @@ def plan_for(path: Path, **changes: object) -> TrainPlan:
 
 
 def make_corpus(plan: TrainPlan) -> list[CorpusRow]:
-    return build_corpus(plan, plan.output_dir / "corpus.jsonl", ToyTokenizer(), answer, silent)  # type: ignore[arg-type]
+    path = plan.output_dir / "corpus.jsonl"
+    return build_corpus(plan, path, ToyTokenizer(), answer, silent)  # type: ignore[arg-type]
 
 
 def toy_target(dtype: torch.dtype = torch.float32) -> tuple[Target, dict[str, Tensor]]:
@@ -102,18 +116,25 @@ def prepared(tmp_path: Path) -> tuple[TrainPlan, list[CorpusRow], FeatureStore]:
     plan = plan_for(tmp_path)
     rows = make_corpus(plan)
     target, _ = toy_target()
-    return plan, rows, build_features(target, rows, tmp_path / "features", "d", silent)
+    return (
+        plan,
+        rows,
+        build_features(target, rows, tmp_path / "features", "d", silent, rows_per_shard=chunk_size(plan)),
+    )
 
 
-def test_user_turn_prefix_is_what_all_chats_share() -> None:
-    """Everything before the first word of the user: the ids 1 and 3."""
-    assert user_turn_prefix(ToyTokenizer()) == (1, 3)  # type: ignore[arg-type]
+def test_chat_frame_is_what_stands_around_the_words_of_all_chats() -> None:
+    """1 and 3 before the user's first word, 4 after the last."""
+    assert chat_frame(ToyTokenizer()) == ChatFrame(opening=(1, 3), closing=(4,))  # type: ignore[arg-type]
 
 
-def test_takes_share_spreads_exactly() -> None:
-    """Seven of any first ten indices at 0.7."""
-    assert sum(takes_share(i, 0.7) for i in range(10)) == 7
-    assert sum(takes_share(i, 0.7) for i in range(1000)) == 700
+def test_chat_frame_without_a_template_is_refused() -> None:
+    """A target that cannot chat is named before anything is generated."""
+    tokenizer = ToyTokenizer()
+    tokenizer.template_digest = None  # type: ignore[assignment]
+
+    with pytest.raises(CheckpointError, match="no chat template"):
+        chat_frame(tokenizer)  # type: ignore[arg-type]
 
 
 def test_build_corpus_interrupted_continues_to_the_same_rows(tmp_path: Path) -> None:
@@ -140,7 +161,7 @@ def test_build_corpus_mixes_sources_and_temperatures(tmp_path: Path) -> None:
     assert [row.index for row in rows] == list(range(len(rows)))
     assert {row.source for row in rows} == {"template", "self"}
     assert {row.temperature for row in rows} == {0.0, 0.8}
-    assert len({row.category for row in rows if row.source == "template"}) == 8
+    assert len({row.category for row in rows if row.source == "template"}) > 8
 
 
 def test_features_shard_equals_a_direct_pass_of_the_target(
@@ -165,12 +186,14 @@ def test_features_damaged_shard_is_written_again(
 ) -> None:
     """A shard cut in the middle is replaced; the others are left as they are."""
     plan, rows, store = prepared
-    path = plan.output_dir / "features" / "shard-0000.safetensors"
+    path = shard_path(plan.output_dir / "features", 0)
     expected = store.sample(0).features.clone()
     path.unlink()  # the store maps the old file; a cut copy takes its name
     path.write_bytes(b"\x10\x00\x00\x00\x00\x00\x00\x00{broken")
 
-    again = build_features(toy_target()[0], rows, plan.output_dir / "features", "d", silent)
+    again = build_features(
+        toy_target()[0], rows, plan.output_dir / "features", "d", silent, rows_per_shard=chunk_size(plan)
+    )
 
     assert torch.equal(again.sample(0).features, expected)
 
@@ -312,3 +335,158 @@ def test_export_head_round_trips_through_the_engine_loader(
     assert written["eagle_aux_hidden_state_layer_ids"] == [2, 4, 5]
     assert written["eagle_config"]["eagle_aux_hidden_state_layer_ids"] == [1, 3, 4]
     assert written["spectune"] == {"target": "toy"}
+
+
+def test_features_recorded_shard_gives_back_what_decoding_computed(tmp_path: Path) -> None:
+    """Activations and choices of an answer lie where its row is; the last token, never fed, is zero."""
+    plan = plan_for(tmp_path)
+    kept: list[Answer] = []
+
+    def save(chunk: int, rows: Sequence[CorpusRow], answers: list[Answer]) -> None:
+        kept.extend(answers)
+        record_shard(tmp_path / "features", chunk, rows, answers, "d")
+
+    path = tmp_path / "corpus.jsonl"
+    rows = build_corpus(plan, path, ToyTokenizer(), answer, silent, save)  # type: ignore[arg-type]
+    store = build_features(
+        toy_target()[0], rows, tmp_path / "features", "d", silent, rows_per_shard=chunk_size(plan)
+    )
+
+    assert len(store) == len(rows) > chunk_size(plan)
+    last = len(rows) - 1
+    sample, given = store.sample(last), kept[last]
+    assert sample.ids.tolist() == [*given.prompt_ids, *given.output_ids]
+    assert torch.equal(sample.features[:-1], given.activations[:, : 3 * HIDDEN])
+    assert torch.equal(sample.final[:-1], given.activations[:, 3 * HIDDEN :])
+    assert sample.top[:-1].tolist() == given.top.tolist()
+    assert float(sample.features[-1].abs().sum()) == 0.0
+
+
+def test_features_without_room_on_the_disk_are_refused_before_writing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A disk with 1 MB left: the message says what is free and needed, and no partial file stays."""
+    plan = plan_for(tmp_path)
+    rows = make_corpus(plan)
+    usage = type("Usage", (), {"free": 1_000_000})
+    monkeypatch.setattr("spectune.train.features.shutil.disk_usage", lambda path: usage)
+
+    with pytest.raises(StoreError, match="GB free"):
+        build_features(
+            toy_target()[0], rows, tmp_path / "features", "d", silent, rows_per_shard=chunk_size(plan)
+        )
+
+    assert [p.name for p in (tmp_path / "features").iterdir()] == []
+
+
+def test_training_rows_drop_repeated_questions_and_copies_of_measured_prompts(tmp_path: Path) -> None:
+    """The same question at the same temperature is learnt once; a copied prompt not at all."""
+    row = make_corpus(plan_for(tmp_path))[0]
+    same = replace(row, index=1)
+    hotter = replace(row, index=2, temperature=0.5)
+    copied = replace(row, index=3, prompt="please tell us one two three four five now")
+    empty = replace(row, index=4, prompt="another", output_ids=(2,))
+
+    kept = training_rows([row, same, hotter, copied, empty], ["say one two three four five again"], overlap=5)
+
+    assert [r.index for r in kept] == [0, 2]
+
+
+def test_trainer_two_runs_write_the_same_bytes(
+    prepared: tuple[TrainPlan, list[CorpusRow], FeatureStore],
+) -> None:
+    """One plan, one seed: the checkpoint files of two runs are equal byte by byte, with either optimiser."""
+    base, rows, store = prepared
+    for optimizer in ("adamw", "muon"):
+        plan = plan_for(base.output_dir, optimizer=optimizer)
+        written = []
+        for _ in range(2):
+            trainer = make_trainer(plan, store, rows)
+            trainer.run()
+            written.append(trainer.path.read_bytes())
+            trainer.path.unlink()
+
+        assert written[0] == written[1], optimizer
+
+
+def test_trainer_muon_stopped_and_resumed_gives_the_uninterrupted_weights(
+    prepared: tuple[TrainPlan, list[CorpusRow], FeatureStore],
+) -> None:
+    """Momentum matrices and Adam moments both come back from the file."""
+    base, rows, store = prepared
+    plan = plan_for(base.output_dir, optimizer="muon")
+    whole = make_trainer(plan, store, rows)
+    whole.run()
+    whole.path.unlink()
+
+    make_trainer(plan, store, rows).run(until=2)
+    second = make_trainer(plan, store, rows)
+    assert second.resume()
+    second.run()
+
+    for name, value in whole.head.state_dict().items():
+        assert torch.equal(value, second.head.state_dict()[name]), name
+
+
+def test_trainer_nan_stops_with_the_batch_and_the_weights_before_it(
+    prepared: tuple[TrainPlan, list[CorpusRow], FeatureStore],
+) -> None:
+    """A weight that becomes NaN stops the run; the rows of the batch and the step are on disk."""
+    plan, rows, store = prepared
+    trainer = make_trainer(plan, store, rows)
+    trainer.run(until=2)
+    with torch.no_grad():
+        trainer.head.fc.weight[0, 0] = float("nan")
+
+    with pytest.raises(RunError, match="step 2: the gradient is nan"):
+        trainer.run()
+
+    saved = torch.load(plan.output_dir / "bad-batch.pt", weights_only=True)
+    batch = list(trainer._schedule())[2]
+    assert saved["step"] == 2
+    assert saved["corpus_indices"] == [store.corpus_index(i) for i in batch]
+    assert torch.load(trainer.path, weights_only=True)["step"] == 2
+
+
+def test_trainer_without_answers_says_so(
+    prepared: tuple[TrainPlan, list[CorpusRow], FeatureStore],
+) -> None:
+    """A corpus of which nothing is left to train on is an error, not an empty head."""
+    plan, rows, store = prepared
+    trainer = make_trainer(plan, store, rows)
+    trainer.train_ids = []
+
+    with pytest.raises(RunError, match="no answer to train on"):
+        trainer.run()
+
+
+def test_trainer_damaged_state_is_named(
+    prepared: tuple[TrainPlan, list[CorpusRow], FeatureStore],
+) -> None:
+    """A state file cut in the middle is a clear error with what to do."""
+    plan, rows, store = prepared
+    trainer = make_trainer(plan, store, rows)
+    trainer.path.write_bytes(b"PK half a file")
+
+    with pytest.raises(StoreError, match="cannot be read"):
+        trainer.resume()
+
+
+def test_init_from_head_takes_the_layer_and_the_shared_output_rows(
+    prepared: tuple[TrainPlan, list[CorpusRow], FeatureStore],
+) -> None:
+    """Rows of shared tokens come from the other head, wherever they stand there; the rest stays."""
+    plan, rows, store = prepared
+    head = make_trainer(plan, store, rows).head
+    before = head.lm_head.weight.detach().clone()
+    generator = torch.Generator().manual_seed(3)
+    other = {name: torch.randn(p.shape, generator=generator) for name, p in head.named_parameters()}
+    ids = head.target_ids.flip(0)[:4]  # four shared tokens, in another order
+
+    shared = init_from_head(head, other, ids)
+
+    assert shared == 4
+    assert torch.equal(head.fc.weight, other["fc.weight"])
+    assert torch.equal(head.lm_head.weight[-1], other["lm_head.weight"][0])
+    assert torch.equal(head.lm_head.weight[-4], other["lm_head.weight"][3])
+    assert torch.equal(head.lm_head.weight[:-4], before[:-4])

@@ -1,21 +1,41 @@
 from __future__ import annotations
 
+import re
+
 import pytest
 
-from spectune.train.loops import cap_loop, loop_start
-from spectune.train.prompts import TEMPLATES, ngram_overlap, template_prompt
+from spectune.train.forms import FORMS
+from spectune.train.loops import cap_loop, ends_in_loop, loop_start
+from spectune.train.prompts import fill, ngram_overlap, template_prompt
+from spectune.workload.read import load_workload
 
 
 def test_template_prompt_covers_all_categories_and_fills_every_slot() -> None:
-    """Eight categories take turns; no placeholder is left; the same index gives the same prompt."""
-    prompts = [template_prompt(0, i) for i in range(400)]
+    """The categories take turns; no placeholder is left; the same index gives the same prompt."""
+    prompts = [template_prompt(0, i) for i in range(3000)]
 
-    assert [p.category for p in prompts[:8]] == list(TEMPLATES)
-    assert len(TEMPLATES) == 8
-    slots = [p.text for p in prompts if "{person" in p.text or "{passage" in p.text or "\0" in p.text]
-    assert slots == []
+    assert [p.category for p in prompts[: len(FORMS)]] == list(FORMS)
+    assert len(FORMS) == 15
+    assert [p.text for p in prompts if re.search(r"\{[a-z_0-9]+(:[a-z])?\}|\0|\1", p.text)] == []
     assert prompts[17] == template_prompt(0, 17)
     assert template_prompt(1, 17) != template_prompt(0, 17)
+
+
+def test_template_prompt_every_form_can_be_filled() -> None:
+    """Each form of each category names only slots that exist."""
+    for category, forms in FORMS.items():
+        for form in forms:
+            assert fill(form, seed=1) != "", (category, form)
+
+
+def test_template_prompts_are_varied_and_not_those_that_measure() -> None:
+    """Of 3,000 prompts 95% are different, and none shares eight words in a row with workloads/."""
+    texts = [template_prompt(0, i).text for i in range(3000)]
+    workload = load_workload(None)
+    turns = [turn for prompt in (*workload.prompts, *workload.calibration) for turn in prompt.turns]
+
+    assert len(set(texts)) > 0.95 * 3000
+    assert ngram_overlap(texts, turns, n=8) == 0.0
 
 
 @pytest.mark.parametrize(
@@ -33,6 +53,15 @@ def test_template_prompt_covers_all_categories_and_fills_every_slot() -> None:
 def test_loop_start_finds_where_a_block_begins_to_repeat(ids: list[int], start: int | None) -> None:
     """A block repeated three times over 24 tokens is a loop; lists whose entries change are not."""
     assert loop_start(ids) == start
+
+
+@pytest.mark.parametrize(
+    "ids",
+    [[*range(40)], [9, 8, *[1, 2, 3] * 8], [5, *[7] * 30], [1, 2, 3] * 3, [*range(20), *[4, 5, 6, 7] * 6]],
+)
+def test_ends_in_loop_agrees_with_loop_start_at_the_end_of_a_text(ids: list[int]) -> None:
+    """A text that has begun to repeat is found while it grows."""
+    assert ends_in_loop(ids) == (loop_start(ids) is not None)
 
 
 def test_cap_loop_keeps_text_and_a_little_of_the_loop() -> None:

@@ -19,20 +19,20 @@ def _rms(x: Tensor, weight: Tensor) -> Tensor:
 def _rotate(x: Tensor, position: int) -> Tensor:
     """RoPE of one head vector, angle by angle."""
     half = x.numel() // 2
-    out = x.clone()
+    first, second = [], []
     for i in range(half):
         angle = position * 10000.0 ** (-2 * i / x.numel())
         c, s = math.cos(angle), math.sin(angle)
-        out[i] = x[i] * c - x[i + half] * s
-        out[i + half] = x[i + half] * c + x[i] * s
-    return out
+        first.append(x[i] * c - x[i + half] * s)
+        second.append(x[i + half] * c + x[i] * s)
+    return torch.stack(first + second)
 
 
 class IncrementalDrafter:
     """Drafts token by token with a key-value cache, as an engine does; one position at a time."""
 
-    def __init__(self, head: Eagle3Head, embedding: Tensor) -> None:
-        self.w = {name: p.detach() for name, p in head.named_parameters()}
+    def __init__(self, head: Eagle3Head, embedding: Tensor, *, trains: bool = False) -> None:
+        self.w = {name: p if trains else p.detach() for name, p in head.named_parameters()}
         self.embedding = embedding
         self.cache: list[tuple[Tensor, Tensor]] = []
 
@@ -163,12 +163,62 @@ def test_soft_cross_entropy_gradients_match_finite_differences() -> None:
     torch.manual_seed(0)
     x = torch.randn(5, 4, dtype=torch.float64, requires_grad=True)
     weight = torch.randn(6, 4, dtype=torch.float64, requires_grad=True)
-    probs = torch.randn(5, 6, dtype=torch.float64).softmax(-1)
+    probs = torch.randn(4, 6, dtype=torch.float64).softmax(-1)
+    rows = torch.tensor([3, 0, 1, 1, 2])
     scale = torch.tensor([1.0, 0.5, 0.0, 2.0, 1.0], dtype=torch.float64)
 
     assert torch.autograd.gradcheck(
-        lambda a, b: SoftCrossEntropy.apply(a, b, probs, scale), (x, weight), eps=1e-6, atol=1e-6
+        lambda a, b: SoftCrossEntropy.apply(a, b, probs, rows, scale)[0], (x, weight), eps=1e-6, atol=1e-6
     )
+
+
+def test_ttt_loss_gradients_equal_those_of_incremental_drafting() -> None:
+    """Loss and gradients of the unrolled objective are those of drafting step by step, to 1e-9.
+
+    The reference drafts from every position with a key-value cache, sums 0.8^i times the soft
+    cross-entropy over the draft vocabulary of answer tokens whose target choice is in it, and divides
+    step i by the number of answer tokens that it predicts.
+    """
+    head, embedding, num_steps = toy_head(), toy_embedding(), 3
+    samples = [toy_sample(10, 4, seed=1), toy_sample(7, 3, seed=2)]
+    draft_rows = embedding[head.target_ids]
+    loss, losses = ttt_loss(head, embedding, collate(samples, num_steps), draft_rows, num_steps=num_steps)
+    loss.backward()
+    ours = {name: p.grad.clone() for name, p in head.named_parameters() if p.grad is not None}
+    head.zero_grad()
+
+    sums = [torch.zeros((), dtype=torch.float64) for _ in range(num_steps)]
+    counts = [0] * num_steps
+    for sample in samples:
+        length = sample.ids.numel()
+        for t in range(length - 2):
+            drafter = IncrementalDrafter(head, embedding, trains=True)
+            for s in range(t + 1):
+                state = drafter.step(head.fc.weight @ sample.features[s], int(sample.ids[s + 1]), s)
+            for i in range(num_steps):
+                predicted = t + 2 + i
+                if predicted >= length:
+                    break
+                if i > 0:
+                    state = drafter.step(state, int(sample.ids[t + 1 + i]), t + i)
+                if predicted < sample.answer_start:
+                    continue
+                counts[i] += 1
+                if bool(head.t2d[sample.top[predicted - 1]]):
+                    p = (draft_rows @ sample.final[predicted - 1]).softmax(0)
+                    q = head.lm_head.weight @ _rms(state, head.norm.weight)
+                    sums[i] = sums[i] - (p * q.log_softmax(0)).sum()
+    reference = sum(0.8**i * total / count for i, (total, count) in enumerate(zip(sums, counts, strict=True)))
+    assert isinstance(reference, Tensor)
+    reference.backward()
+
+    assert float(loss.detach()) == pytest.approx(float(reference.detach()), abs=1e-9)
+    assert losses == pytest.approx(
+        [float(total.detach()) / count for total, count in zip(sums, counts, strict=True)], abs=1e-9
+    )
+    for name, parameter in head.named_parameters():
+        assert parameter.grad is not None, name
+        assert float((ours[name] - parameter.grad).abs().max()) < 1e-9, name
 
 
 def test_accepted_by_hops_skips_what_a_round_emitted() -> None:
