@@ -16,11 +16,11 @@ CONTEXT_FRAME = "Read this text first.\n\n{context}\n\n{prompt}"
 def encode_prompt(
     tokenizer: Tokenizer, prompt: Prompt, context_text: str, context_tokens: int
 ) -> tuple[int, ...]:
-    """Chat-templated ids of the prompt's first turn, after `context_tokens` of real text.
+    """Chat-templated ids of the turn that is asked, after the answers so far and `context_tokens` of text.
 
     WorkloadError where the text is too short for the context.
     """
-    text = prompt.turns[0]
+    text = prompt.turns[0]  # the context stands before the first turn
     if context_tokens:
         ids = tokenizer.encode(context_text)
         if len(ids) < context_tokens:
@@ -30,4 +30,7 @@ def encode_prompt(
             )
         text = CONTEXT_FRAME.format(context=tokenizer.decode(ids[:context_tokens]), prompt=text)
     system = [{"role": "system", "content": prompt.system}] if prompt.system else []
-    return tuple(tokenizer.encode_chat([*system, {"role": "user", "content": text}]))
+    messages = [*system, {"role": "user", "content": text}]
+    for answer, turn in zip(prompt.answers, prompt.turns[1:], strict=False):
+        messages += [{"role": "assistant", "content": answer}, {"role": "user", "content": turn}]
+    return tuple(tokenizer.encode_chat(messages))

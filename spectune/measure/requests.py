@@ -61,7 +61,7 @@ class RequestBuilder:
             sample = asked[prompt.digest]
             asked[prompt.digest] += 1
             if i >= repeat * count * size:
-                requests.append(self._request(prompt, sample, cell, sampling))
+                requests.append(self.request(prompt, sample, cell, sampling))
         return tuple(tuple(requests[i : i + size]) for i in range(0, len(requests), size))
 
     def calibration(self, prompts: Sequence[Prompt], cell: Cell, sampling: Sampling) -> Block:
@@ -73,7 +73,8 @@ class RequestBuilder:
         blocks = self.blocks(prompts, cell, short, count=count)
         return tuple(request for block in blocks for request in block)
 
-    def _request(self, prompt: Prompt, sample: int, cell: Cell, sampling: Sampling) -> Request:
+    def request(self, prompt: Prompt, sample: int, cell: Cell, sampling: Sampling) -> Request:
+        """One prompt as a request of a cell; `sample` numbers its repeats."""
         limit = sampling.max_tokens if prompt.max_tokens is None else prompt.max_tokens
         return Request(
             request_id=f"{prompt.digest[:12]}-{sample}",
@@ -82,7 +83,7 @@ class RequestBuilder:
             sampling=replace(
                 sampling, temperature=cell.temperature, max_tokens=min(sampling.max_tokens, limit)
             ),
-            prompt_text=prompt.turns[0],
+            prompt_text=prompt.asked,
         )
 
     def _encode(self, prompt: Prompt, context_tokens: int) -> tuple[int, ...]:

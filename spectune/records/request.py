@@ -28,20 +28,32 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prompt:
-    """One workload row. `turns` are the user's turns, run as a conversation."""
+    """One workload row. `turns` are the user's turns, run as a conversation.
+
+    `answers` are the replies to the first of them where they are fixed: the turn after them is asked.
+    """
 
     prompt_id: str
     category: str
     turns: tuple[str, ...]
     system: str | None = None
     max_tokens: int | None = None
+    answers: tuple[str, ...] = ()
+
+    @property
+    def asked(self) -> str:
+        """The turn that is asked: the one after the answers."""
+        return self.turns[len(self.answers)]
 
     @property
     def digest(self) -> str:
-        """sha256 of `[system, [turns]]` as JSON without escapes of other scripts."""
+        """sha256 of `[system, [turns]]`, and `[answers]` if any, as JSON without escapes of other scripts."""
         # put together by hand: json.dumps takes longer than the hash, and a file may hold a million rows
         system = b"null" if self.system is None else _quoted(self.system)
-        return hashlib.sha256(b"[%b, [%b]]" % (system, b", ".join(map(_quoted, self.turns)))).hexdigest()
+        text = b"[%b, [%b]" % (system, b", ".join(map(_quoted, self.turns)))
+        if self.answers:
+            text += b", [%b]" % b", ".join(map(_quoted, self.answers))
+        return hashlib.sha256(text + b"]").hexdigest()
 
 
 _ESCAPED = bytes([*range(32), *b'"\\'])

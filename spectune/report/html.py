@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 from spectune.policy.comparison import RunSummary
+from spectune.policy.synthetic import is_synthetic
 from spectune.report import sections
 from spectune.report.page import page
 from spectune.report.svg import arm_styles
@@ -59,6 +60,7 @@ def render_report(summary: RunSummary) -> str:
         f"<footer>spectune report, schema version {summary.schema_version}. {DASH_NOTE}</footer></main>"
     )
     mark = "SIMULATED: " if summary.is_simulated else ""
+    mark += "SYNTHETIC PROMPTS: " if is_synthetic(summary.workload) else ""
     return page(
         title=f"{mark}{summary.run_name}: {summary.outcome}", body=body, is_simulated=summary.is_simulated
     )

@@ -44,8 +44,8 @@ def build_manifest(
 
 def num_repeated(plan: SweepPlan) -> int:
     """Requests of the largest cell for which a prompt is asked again, over all repeats."""
-    starts = 1 if getattr(plan, "has_boots", False) else plan.repeats
-    size = max(plan.num_blocks(cell) * (1 if getattr(plan, "has_boots", False) else cell.batch_size) for cell in plan.cells)
+    starts = 1 if plan.has_boots else plan.repeats  # a start is repeated on the same prompts
+    size = max(plan.num_cell_requests(cell) for cell in plan.cells)
     return max(0, size * starts - len(plan.workload.prompts))
 
 

@@ -26,6 +26,7 @@ from spectune.measure.requests import Block, RequestBuilder
 from spectune.provenance import usable_cores
 from spectune.records import Backend, Cell, Launch, Point, SpecConfig, Status
 from spectune.store import RunStore
+from spectune.tune.conversations import with_conversations
 from spectune.tune.manifest import build_manifest, check_same_run, merged_fingerprint
 from spectune.tune.plan import SweepPlan
 
@@ -75,6 +76,8 @@ def run_sweep(
     progress = progress or SilentProgress()
     pending = _pending(plan, store, progress, retry_failed=retry_failed)
     progress.started(len(plan.points), len(plan.points) - len(pending))
+    if pending:
+        plan = with_conversations(plan, backend, store, progress)
     requests = RequestBuilder(backend, plan.context_text)
     _encode_all(plan, pending, requests)
     best = Best()

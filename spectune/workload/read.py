@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -20,6 +20,8 @@ from spectune.workload.workload import NUM_PLACES, Workload, workload_digest
 
 MAX_UNREADABLE_FRACTION = 0.01
 """A few torn lines of a long log are left out and counted; more of them are a wrong file."""
+RESERVE = 16
+"""Prompts drawn beyond a quarter more, in case some do not fit."""
 _HOPELESS = 100  # unreadable rows after which a file that is mostly so is not read to its end
 
 
@@ -45,21 +47,26 @@ def load_workload(
     strict: bool = False,
     subset: str | None = None,
     split: str | None = None,
+    fits: Callable[[Prompt], str | None] | None = None,
 ) -> Workload:
     """Prompts of a file, of a folder of files, of a hub id, or of a built-in set (None is all of ours).
 
     A built-in name wins over a file of the same name; write `./chat` for the file. Raises
     WorkloadError (exit 2) for whatever cannot be read; rows that cannot be asked are counted with
     their reason, with `strict` the first one is an error. Fewer prompts than `num_prompts` are never
-    filled up by repeating.
+    filled up by repeating. `fits` says of a prompt why it cannot run, or None; it is asked for the drawn
+    prompts only, with a few more drawn to take the place of those that do not fit.
     """
     if num_prompts is not None and num_prompts < 1:
         raise WorkloadError(f"--num-prompts {num_prompts} asks for no prompt", hint="use at least 1")
     source = locate(path_or_name, subset=subset, split=split)
-    reading = Reading(source, num_prompts, seed=seed, formats=formats, strict=strict, categories=categories)
+    size = num_prompts if num_prompts is None or fits is None else num_prompts + num_prompts // 4 + RESERVE
+    reading = Reading(source, size, seed=seed, formats=formats, strict=strict, categories=categories)
     for _ in reading.rows():
         pass
     sample, spare = reading.sampler.draw()
+    if fits is not None:
+        sample, spare = reading.fitting([*sample, *spare], fits, num_prompts)
     prompts = tuple(reading.named(sample))
     return Workload(
         name=source.name,
@@ -153,6 +160,23 @@ class Reading:
             if count == 0:
                 raise WorkloadError(f"{name}: the file holds no rows")
         self._check()
+
+    def fitting(
+        self, drawn: Sequence[Candidate], fits: Callable[[Prompt], str | None], size: int | None
+    ) -> tuple[list[Candidate], list[Candidate]]:
+        """The first `size` candidates that fit, and the other ones; what does not fit is counted."""
+        kept: list[Candidate] = []
+        for candidate in drawn:
+            reason = fits(candidate.prompt)
+            if reason is None:
+                kept.append(candidate)
+                continue
+            index, line = candidate.place
+            self.num_available -= 1
+            self._drop(self._names[index], line, reason, reason)
+        if not kept:
+            raise WorkloadError(f"{self.source.name}: none of {len(drawn)} prompts can run: {reason}")
+        return kept[:size], [] if size is None else kept[size:]
 
     def named(self, candidates: Sequence[Candidate]) -> Iterator[Prompt]:
         """The prompts of a sample; of two rows with one id the later one gets its place as well."""
