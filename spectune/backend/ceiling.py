@@ -79,6 +79,18 @@ def client_share(ceiling: ClientCeiling, requests: Sequence[ServedRequest]) -> f
     )
 
 
+def ceiling_note(ceiling: ClientCeiling, requests: Sequence[ServedRequest]) -> str | None:
+    """What must be said of requests that needed more than half of what the client can take, or None."""
+    share = client_share(ceiling, requests)
+    if share <= SAFE_SHARE:
+        return None
+    return (
+        f"this load took {share:.0%} of what the client itself can take at concurrency "
+        f"{ceiling.concurrency} ({ceiling.requests_per_s:.0f} requests/s, {ceiling.events_per_s:.0f} "
+        "events/s): times are partly the client's"
+    )
+
+
 def _requests(count: int, output_tokens: int) -> list[Request]:
     sampling = Sampling(max_tokens=output_tokens, ignore_eos=True)
     return [
