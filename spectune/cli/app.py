@@ -15,9 +15,11 @@ import typer
 
 from spectune import __version__
 from spectune.cli import (
+    compare,
     config,
     doctor,
     engines,
+    gate,
     import_,
     mock_server,
     policy,
@@ -26,6 +28,7 @@ from spectune.cli import (
     theory,
     trace,
     train,
+    verify,
     workload,
 )
 from spectune.cli.console import say, say_error, write_log
@@ -56,6 +59,11 @@ app.command(name="import", epilog="Example: spectune import results/demo")(impor
 app.command(
     name="mock-server", epilog="Example: spectune mock-server --port 8000 --num-tokens 3 --step-ms 10"
 )(mock_server.mock_server)
+app.command(epilog="Example: spectune compare runs/before runs/after")(compare.compare)
+app.command(
+    epilog="Example: spectune verify --num-tokens 3 --batch-size 1,4 --num-prompts 16", no_args_is_help=False
+)(verify.verify)
+app.add_typer(gate.app, name="gate")
 app.add_typer(theory.app, name="theory")
 app.add_typer(policy.app, name="policy")
 app.add_typer(train.app, name="train")

@@ -1,6 +1,6 @@
-"""Writes what is derived from the commands: the table in README.md and the published config schema.
+"""Writes what is derived from the code: the table in README.md, the published schemas of config and gate.
 
-`python -m spectune.cli.docs` rewrites both; a test compares them.
+`python -m spectune.cli.docs` rewrites them; a test compares them.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import typer
 
 from spectune.cli.app import app
 from spectune.cli.config import SCHEMA_FILE, schema_text
+from spectune.gate import file as gate_file
 
 BEGIN = "<!-- commands: written by `make docs` -->"
 END = "<!-- commands end -->"
@@ -59,6 +60,7 @@ def main() -> None:
     readme = package.parent.parent / "README.md"
     readme.write_text(with_table(readme.read_text(encoding="utf-8")), encoding="utf-8")
     (package / SCHEMA_FILE).write_text(schema_text(), encoding="utf-8")
+    (package.parent / "gate" / gate_file.SCHEMA_FILE).write_text(gate_file.schema_text(), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -23,18 +23,18 @@ def print_verdict(summary: RunSummary) -> None:
     rows = [_decision_row(item) for item in summary.cells]
     if rows:
         header = ("batch", "context", "T", "decision", "speedup (95%)", "AL", "ms/token off", "ms/token then")
-        _print_table(header, rows)
-        _print_wrapped(
+        print_table(header, rows)
+        print_wrapped(
             "speedup: time per token of plain decoding (off) / of what to run; AL: acceptance length, tokens "
             "a step; ms/token: of a sequence while the batch is full"
         )
     places = place_names([item.cell for item in summary.cells])
     for item in summary.cells:
-        _print_wrapped(f"why at {places[item.cell]}: {item.decision.reason}")
+        print_wrapped(f"why at {places[item.cell]}: {item.decision.reason}")
     print()
-    _print_wrapped(summary.verdict)
+    print_wrapped(summary.verdict)
     for caution in summary.cautions:
-        _print_wrapped(f"caution: {caution}")
+        print_wrapped(f"caution: {caution}")
 
 
 def print_policy(policy: Mapping[str, Any]) -> None:
@@ -50,7 +50,7 @@ def print_policy(policy: Mapping[str, Any]) -> None:
         )
         for cell in policy["cells"]
     ]
-    _print_table(("batch", "context", "T", "category", "run", "speedup"), rows)
+    print_table(("batch", "context", "T", "category", "run", "speedup"), rows)
     print(f"anywhere else: {_config_label(policy['fallback'])}")
 
 
@@ -96,11 +96,13 @@ def _config_label(value: Any) -> str:
     return config_of(value).label
 
 
-def _print_wrapped(text: str) -> None:
+def print_wrapped(text: str) -> None:
+    """A sentence, broken at the width of the terminal."""
     print(textwrap.fill(text, min(shutil.get_terminal_size().columns, 110), break_on_hyphens=False))
 
 
-def _print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+def print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Rows under a header, whole where there is no terminal."""
     from rich.box import SIMPLE_HEAD
     from rich.console import Console
     from rich.table import Table
