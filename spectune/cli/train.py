@@ -1,4 +1,4 @@
-"""`spectune train eagle3`: teach a draft head from the target's own text."""
+"""`spectune train`: teach a draft head from the target's own text, and judge heads."""
 
 from __future__ import annotations
 
@@ -9,17 +9,18 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from spectune.cli.console import duration, keep_log_in, print_json, say
+from spectune.cli.train_eval import evaluate
 from spectune.errors import UsageError
 
 if TYPE_CHECKING:
     from spectune.train.plan import TrainEvent
 
-app = typer.Typer(no_args_is_help=True, help="Train a draft head.")
+app = typer.Typer(no_args_is_help=True, help="Train and judge draft heads.")
 
 
 @app.callback()
 def train() -> None:
-    """Train a draft head."""
+    """Train and judge draft heads."""
 
 
 @app.command(epilog="Example: spectune train eagle3 --output-dir heads/mine --epochs 3")
@@ -42,6 +43,10 @@ def eagle3(
     ] = 8192,
     epochs: Annotated[int, typer.Option("--epochs", min=1, help="Passes over the corpus.")] = 3,
     lr: Annotated[float, typer.Option("--lr", help="Peak learning rate.")] = 8e-4,
+    optimizer: Annotated[str, typer.Option("--optimizer", help="adamw or muon.")] = "adamw",
+    init_from: Annotated[
+        str | None, typer.Option("--init-from", help="Head to go on from (default: the target's last layer).")
+    ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on in --output-dir.")] = False,
     device: Annotated[str, typer.Option("--device", help="cpu or cuda.")] = "cpu",
     seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of corpus, order and weights.")] = 0,
@@ -51,6 +56,7 @@ def eagle3(
 
     vLLM, SGLang and spectune load the exported head.
     """
+    from spectune.backend.heads import head_folder
     from spectune.engine.resolve import resolve_model
     from spectune.train import pipeline
     from spectune.train.plan import TrainPlan
@@ -69,18 +75,25 @@ def eagle3(
         lr=lr,
         device=device,
         seed=seed,
+        optimizer=optimizer,
+        init_from=None if init_from is None else head_folder(init_from),
     )
     output_dir.mkdir(parents=True, exist_ok=True)
     go_on = "the same command and --resume"
     with keep_log_in(output_dir, go_on=go_on):
-        result = pipeline.run(plan, _say_event)
+        result = pipeline.run(plan, say_event)
     if as_json:
         held_out = None if result.held_out is None else asdict(result.held_out)
         print_json({"head_dir": str(result.head_dir), "held_out": held_out})
     say(f"head: {result.head_dir}")
 
 
-def _say_event(event: TrainEvent) -> None:
+app.command("eval", epilog="Example: spectune train eval heads/mine smollm2-135m-eagle3 --workload chat")(
+    evaluate
+)
+
+
+def say_event(event: TrainEvent) -> None:
     """One line of progress."""
     parts = [f"{event.stage}:"]
     if event.done is not None and event.total is not None:

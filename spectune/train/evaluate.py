@@ -1,7 +1,10 @@
-"""How a head would do as a drafter on held-out answers, from one unrolled pass.
+"""How a head would do as a drafter along given texts, from one unrolled pass over each.
 
-On a greedy answer the chain that starts at t reads exactly the text while its drafts are accepted, so
-teacher forcing gives the real accepted count of every root; hopping root to root gives rounds.
+While the drafts of a chain are accepted the text is exactly what the chain reads, so teacher forcing
+gives the real accepted count of every root of a text that the target itself chose (greedily, or by
+noise that belongs to the position); hopping root to root gives rounds.
+
+A roots of one text, K drafts, C draft-vocabulary slices (the first is the whole one).
 """
 
 from __future__ import annotations
@@ -39,35 +42,72 @@ class HeldOut:
         )
 
 
-@torch.no_grad()
-def match_table(head: Eagle3Head, embedding: Tensor, sample: Sample, depth: int) -> tuple[Tensor, Tensor]:
-    """(matches, inside): bool [A, depth], draft j of the chain rooted after position t is the text's.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextMatches:
+    """What a head drafts along one text, root by root.
 
-    Rows are the positions t from answer_start - 1 on; inside is False where the text has ended.
+    matches: bool [C, A, K], draft j of the chain rooted after token t is the text's; inside: bool
+    [A, K], the text has a token there; confidence: [A, K], the draft's probability; covered: bool [A],
+    the text's own next token is in the draft vocabulary. Row r is the root at answer token r.
+    """
+
+    matches: Tensor
+    inside: Tensor
+    confidence: Tensor
+    covered: Tensor
+
+
+@torch.no_grad()
+def text_matches(
+    head: Eagle3Head, embedding: Tensor, sample: Sample, depth: int, slices: Sequence[int] = ()
+) -> TextMatches:
+    """Drafts of every root of one text. slices: sizes of cut draft vocabularies, lowest ids kept.
+
+    Low ids are the tokens that byte-pair merging made first, so the cut needs no counts.
     """
     batch = collate([sample], 0, embedding.device)
     target_ids = head.target_ids
-    columns, valid = [], []
+    kept = [target_ids.numel(), *slices]
+    matches, inside, confidence = [], [], []
+    covered = torch.empty(0)
     for step, state in enumerate(unroll(head, embedding, batch, depth)):
-        draft = target_ids[head.lm_head(head.norm(state[0])).argmax(-1)]  # [A]
+        logits = head.lm_head(head.norm(state[0]))  # [A, D]
         predicted = (batch.positions[0] + 2 + step).clamp(max=sample.ids.numel() - 1)
-        inside = loss_mask(batch, step)[0]
-        columns.append((draft == batch.ids[0, predicted]) & inside)
-        valid.append(inside)
-    return torch.stack(columns, dim=1), torch.stack(valid, dim=1)
+        truth = batch.ids[0, predicted]
+        valid = loss_mask(batch, step)[0]
+        drafts = torch.stack([target_ids[logits[:, :size].argmax(-1)] for size in kept])
+        matches.append((drafts == truth) & valid)
+        inside.append(valid)
+        confidence.append(logits.float().softmax(-1).max(-1).values)
+        if step == 0:
+            covered = head.t2d[truth] & valid
+    return TextMatches(
+        matches=torch.stack(matches, dim=2),
+        inside=torch.stack(inside, dim=1),
+        confidence=torch.stack(confidence, dim=1),
+        covered=covered,
+    )
 
 
-def accepted_by_hops(matches: Tensor) -> list[int]:
-    """Accepted drafts of every round along one answer. matches: bool [A, depth]
+@dataclass(frozen=True, slots=True)
+class Round:
+    """One round along a text: its root is answer token `position`; `accepted` of the drafts were kept."""
+
+    position: int
+    accepted: int
+
+
+def rounds_by_hops(matches: Tensor) -> list[Round]:
+    """Rounds along one answer. matches: bool [A, K]
 
     A round rooted after t with m accepted drafts is followed by one rooted after t + m + 1.
     """
     lengths = matches.long().cumprod(dim=1).sum(dim=1).tolist()
-    accepted, position = [], 0
+    rounds, position = [], 0
     while position < len(lengths):
-        accepted.append(lengths[position])
+        rounds.append(Round(position, lengths[position]))
         position += lengths[position] + 1
-    return accepted
+    return rounds
 
 
 def evaluate(
@@ -78,16 +118,17 @@ def evaluate(
     num_rounds = num_accepted = 0
     for sample in samples:
         with torch.autocast(embedding.device.type, dtype=torch.bfloat16, enabled=dtype == torch.bfloat16):
-            matches, inside = match_table(head, embedding, sample, depth)
+            found = text_matches(head, embedding, sample, depth)
+        matches, inside = found.matches[0], found.inside
         survived = matches.long().cumprod(dim=1).bool()
         before = torch.cat([torch.ones_like(survived[:, :1]), survived[:, :-1]], dim=1)
         for j in range(depth):
             bases[j] += int(inside[:, j].sum())
             reached[j] += int((before[:, j] & inside[:, j]).sum())
             hits[j] += int(survived[:, j].sum())
-        accepted = accepted_by_hops(matches)
-        num_rounds += len(accepted)
-        num_accepted += sum(accepted)
+        rounds = rounds_by_hops(matches)
+        num_rounds += len(rounds)
+        num_accepted += sum(one.accepted for one in rounds)
     return HeldOut(
         survival=tuple(hit / max(1, base) for hit, base in zip(hits, bases, strict=True)),
         conditional=tuple(hit / max(1, base) for hit, base in zip(hits, reached, strict=True)),

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from spectune.errors import CheckpointError
 
 if TYPE_CHECKING:
+    from spectune.draft.checkpoint import Head
     from spectune.train.vocab import DraftVocab
 
 
@@ -248,3 +249,36 @@ def init_from_head(head: Eagle3Head, tensors: dict[str, Tensor], target_ids: Ten
     rows = head.lm_head.weight
     rows[shared] = tensors["lm_head.weight"][there[shared]].to(rows)
     return int(shared.sum())
+
+
+def head_from_checkpoint(loaded: Head, aux_layer_ids: tuple[int, ...]) -> Eagle3Head:
+    """A stored head as a trainable module in fp32; raises CheckpointError where it is another layer."""
+    from spectune.train.vocab import DraftVocab
+
+    shape = loaded.config
+    if shape.rope_scaling is not None:
+        raise CheckpointError(f"{loaded.path}: rope_scaling is not supported here")
+    low, middle, high = aux_layer_ids
+    config = HeadConfig(
+        hidden_size=shape.hidden_size,
+        intermediate_size=shape.intermediate_size,
+        num_heads=shape.num_heads,
+        num_kv_heads=shape.num_kv_heads,
+        head_dim=shape.head_dim,
+        vocab_size=shape.vocab_size,
+        draft_vocab_size=shape.draft_vocab_size,
+        aux_layer_ids=(low, middle, high),
+        rms_norm_eps=shape.rms_norm_eps,
+        rope_theta=shape.rope_theta,
+        max_positions=shape.max_position_embeddings,
+    )
+    ids = loaded.draft_to_target
+    ids = torch.arange(shape.vocab_size) if ids is None else ids
+    kept = torch.zeros(shape.vocab_size, dtype=torch.bool)
+    kept[ids] = True
+    vocab = DraftVocab(d2t=ids - torch.arange(ids.numel()), t2d=kept, coverage=1.0)
+    head = Eagle3Head(config, vocab)
+    with torch.no_grad():
+        for name, parameter in head.named_parameters():
+            parameter.copy_(loaded.tensors[name])
+    return head

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from spectune.train.evaluate import accepted_by_hops, evaluate
+from spectune.train.evaluate import Round, evaluate, rounds_by_hops
 from spectune.train.head import Eagle3Head
 from spectune.train.ttt import Sample, SoftCrossEntropy, collate, loss_mask, target_table, ttt_loss, unroll
 from tests.unit.train.toys import toy_embedding, toy_head, toy_sample
@@ -221,11 +221,11 @@ def test_ttt_loss_gradients_equal_those_of_incremental_drafting() -> None:
         assert float((ours[name] - parameter.grad).abs().max()) < 1e-9, name
 
 
-def test_accepted_by_hops_skips_what_a_round_emitted() -> None:
+def test_rounds_by_hops_skip_what_a_round_emitted() -> None:
     """Rounds start after the previous round's tokens: accepted 2, then root 3 with 0, then root 4."""
     matches = torch.tensor([[1, 1, 0], [1, 0, 0], [1, 1, 1], [0, 1, 1], [1, 0, 0]]).bool()
 
-    assert accepted_by_hops(matches) == [2, 0, 1]
+    assert rounds_by_hops(matches) == [Round(0, 2), Round(3, 0), Round(4, 1)]
 
 
 def test_evaluate_head_that_knows_the_next_token_reaches_full_acceptance() -> None:
