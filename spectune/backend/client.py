@@ -52,7 +52,7 @@ def run_requests(
     Args:
         base_url: the server, with or without /v1.
         served_model: the name that the server answers to (`server_api.served_models`).
-        on_done: called with each record as it ends.
+        on_done: called with each record as it ends; what it raises ends the run and drops the rest.
         clock: seconds; one clock for all requests of a run.
     """
     if httpx.URL(base_url).scheme not in ("http", "https"):
