@@ -10,6 +10,7 @@ import typer
 
 from spectune.cli.console import duration, keep_log_in, print_json, say
 from spectune.cli.train_eval import evaluate
+from spectune.cli.train_export import export
 from spectune.errors import UsageError
 
 if TYPE_CHECKING:
@@ -91,6 +92,10 @@ def eagle3(
 app.command("eval", epilog="Example: spectune train eval heads/mine smollm2-135m-eagle3 --workload chat")(
     evaluate
 )
+
+app.command(
+    epilog="Example: spectune train export heads/mine --format speculators --output-dir heads/mine-spec"
+)(export)
 
 
 def say_event(event: TrainEvent) -> None:

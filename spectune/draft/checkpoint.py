@@ -1,7 +1,7 @@
 """EAGLE-3 head checkpoints: config.json beside model.safetensors or pytorch_model.bin.
 
-Reads the classic layout (SafeAILab, SpecForge, SGLang, vLLM: `midlayer.*`) and vLLM's alias
-`layers.0.*`. Every check that can be made from the files is made before a token is drafted: a wrong
+Reads the classic layout (SafeAILab, SpecForge, SGLang, vLLM: `midlayer.*`) and the Speculators layout
+(`layers.0.*`). Every check that can be made from the files is made before a token is drafted: a wrong
 head does not crash, it accepts nothing.
 """
 
@@ -18,6 +18,12 @@ from spectune.engine.checkpoint import TargetConfig
 from spectune.engine.target_config import ROPE_KEYS_BY_TYPE, read_json
 from spectune.errors import CheckpointError
 
+_NEWER_PARTS = {
+    "fc_norm": "a norm per captured feature: an EAGLE-3.1 head",
+    "input_norm": "a norm before fc (norm_before_fc)",
+    "mask_hidden": "a P-EAGLE head, which drafts all positions at once",
+    "aux_norm_low": "a norm per captured feature: an EAGLE-3.1 head",
+}
 _UNSUPPORTED_FLAGS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
 
 
@@ -49,10 +55,15 @@ class HeadConfig:
                 hint="give --draft-model a folder with config.json and model.safetensors",
             )
         data = read_json(file)
+        if data.get("speculators_model_type"):
+            data = _from_speculators(file, data)
         _check_architecture(file, data)
         for flag in _UNSUPPORTED_FLAGS:
             if data.get(flag) or (data.get("eagle_config") or {}).get(flag):
-                raise CheckpointError(f"{file}: {flag} is set; only the classic EAGLE-3 layer is supported")
+                raise CheckpointError(
+                    f"{file}: {flag} is set; only the classic EAGLE-3 layer is supported",
+                    hint="run as a classic layer this head would load and accept next to nothing",
+                )
         try:
             config = cls._from(data, target)
         except KeyError as error:
@@ -87,14 +98,31 @@ class HeadConfig:
         )
 
 
+def _from_speculators(file: Path, data: dict[str, Any]) -> dict[str, Any]:
+    """The same head as classic keys. An unwritten norm_before_residual counts as set, as in vLLM."""
+    kind = data["speculators_model_type"]
+    layer = data.get("transformer_layer_config")
+    if kind != "eagle3":
+        raise CheckpointError(
+            f"{file}: a Speculators head of type {kind}, not eagle3",
+            hint="only eagle3 heads are read here",
+        )
+    if not isinstance(layer, dict):
+        raise CheckpointError(f"{file}: key 'transformer_layer_config' is missing")
+    own = {
+        key: data[key]
+        for key in ("architectures", "draft_vocab_size", "target_hidden_size", *_UNSUPPORTED_FLAGS)
+        if key in data
+    }
+    ids = data.get("eagle_aux_hidden_state_layer_ids")
+    if ids:
+        own["eagle_aux_hidden_state_layer_ids"] = ids
+    return {**layer, "norm_before_residual": True, **own}
+
+
 def _check_architecture(file: Path, data: dict[str, Any]) -> None:
     names = data.get("architectures") or []
-    if data.get("speculators_model_type"):
-        raise CheckpointError(
-            f"{file}: speculators format ({data['speculators_model_type']}) is not read yet",
-            hint="convert the head to the classic EAGLE-3 layout",
-        )
-    known = {"LlamaForCausalLMEagle3", "LlamaForCausalLM", "Eagle3LlamaForCausalLM"}
+    known = {"LlamaForCausalLMEagle3", "LlamaForCausalLM", "Eagle3LlamaForCausalLM", "Eagle3Speculator"}
     if not set(names) & known:
         raise CheckpointError(
             f"{file}: architectures {names} is no EAGLE-3 head", hint=f"expected one of {sorted(known)}"
@@ -225,6 +253,13 @@ def _check_shapes(path: Path, config: HeadConfig, tensors: dict[str, Tensor]) ->
             )
     if biases := [name for name in tensors if name.endswith(".bias")]:
         raise CheckpointError(f"{path}: tensor {biases[0]}: the classic EAGLE-3 layer has no biases")
+    known = {*expected_shapes(config), *optional, "d2t"}
+    strange = [name for name in tensors if name not in known and not name.endswith("rotary_emb.inv_freq")]
+    if strange:
+        raise CheckpointError(
+            f"{path}: tensor {strange[0]} is none of the classic EAGLE-3 layer",
+            hint=_NEWER_PARTS.get(strange[0].split(".")[0], "leaving it out would change what is drafted"),
+        )
 
 
 def _likely_cause(name: str, found: tuple[int, ...], config: HeadConfig) -> str:

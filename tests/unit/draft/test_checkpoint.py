@@ -321,7 +321,10 @@ def test_rope_of_the_head_is_its_own(
         pytest.param({"num_key_value_heads": 3}, "3 does not divide", id="kv-heads"),
         pytest.param({"architectures": ["BertModel"]}, "BertModel", id="architecture"),
         pytest.param({"num_hidden_layers": 2}, "num_hidden_layers 2", id="two-layers"),
-        pytest.param({"speculators_model_type": "eagle3"}, "speculators", id="speculators"),
+        pytest.param({"speculators_model_type": "mtp"}, "type mtp", id="speculators-of-another-type"),
+        pytest.param(
+            {"speculators_model_type": "eagle3"}, "transformer_layer_config", id="speculators-no-layer"
+        ),
         pytest.param({"norm_before_residual": True}, "norm_before_residual", id="variant-at-the-top"),
         pytest.param({"eagle_config": {"fc_norm": True}}, "fc_norm", id="variant-nested"),
     ],
