@@ -160,10 +160,11 @@ def preflight(options: SweepOptions) -> None:
     from spectune.measure.doctor import Severity
     from spectune.measure.doctor.sampling import check_sampling
 
-    if options.backend == "simulated":
+    if options.backend == "simulated" or options.base_url is not None:
         return
     found = list(check_sampling(options.backend, {"min_p": options.min_p}))
-    if "eagle3" in options.method and options.load_format != "dummy":
+    has_pair = options.model is None or options.draft_model is not None
+    if "eagle3" in options.method and has_pair and options.load_format != "dummy":
         longest = max(options.context)
         found += pair_findings(
             options.model,

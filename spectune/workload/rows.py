@@ -126,7 +126,7 @@ def _json_lines(path: Path, *, skip: int) -> Rows:
         if number <= skip or not line or line.isspace():
             continue
         try:
-            yield number, json.loads(line)
+            yield number, json.loads(line.rstrip())
         except json.JSONDecodeError as error:
             yield number, _not_json(error)
         except (RecursionError, ValueError) as error:  # nested too deeply, a number of too many digits
