@@ -19,7 +19,7 @@ import httpx
 from spectune.backend import server_api
 from spectune.backend.client import LOOPBACK, server_root
 from spectune.backend.prometheus import ACCEPTED_PER_POSITION, DRAFTS
-from spectune.backend.prompts import CONTEXT_FRAME, encode_prompt
+from spectune.backend.prompts import CONTEXT_FRAME, encode_prompt, load_tokenizer
 from spectune.backend.server_session import Address, ServerSession
 from spectune.errors import EngineFailure, SpectuneError, UsageError
 from spectune.records import (
@@ -164,11 +164,7 @@ class AttachedBackend:
 
     @functools.cached_property
     def _tokenizer(self) -> Tokenizer | None:
-        if self._tokenizer_dir is None:
-            return None
-        from spectune.engine.tokenizer import Tokenizer
-
-        return Tokenizer.from_dir(self._tokenizer_dir)
+        return None if self._tokenizer_dir is None else load_tokenizer(self._tokenizer_dir)
 
     def _tokenize(self, what: dict[str, Any]) -> list[int]:
         return [int(token) for token in self._ask("/tokenize", what)["tokens"]]

@@ -2,15 +2,40 @@
 
 from __future__ import annotations
 
+import shutil
+import tempfile
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from spectune.errors import WorkloadError
+from spectune.errors import CheckpointError, WorkloadError
 from spectune.records import Prompt
 
 if TYPE_CHECKING:
     from spectune.engine.tokenizer import Tokenizer
 
 CONTEXT_FRAME = "Read this text first.\n\n{context}\n\n{prompt}"
+
+
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "chat_template.json")
+
+
+def load_tokenizer(folder: Path) -> Tokenizer:
+    """The tokenizer of a model directory of any family: a server decodes it, so only its text is ours.
+
+    CheckpointError without a tokenizer.json.
+    """
+    from spectune.engine.tokenizer import Tokenizer
+
+    if not (folder / "tokenizer.json").exists():
+        raise CheckpointError(
+            f"{folder} holds no tokenizer.json", hint="save the model with its fast tokenizer"
+        )
+    with tempfile.TemporaryDirectory() as scratch:
+        # without config.json, which the engine reads for the families that it decodes itself
+        for name in TOKENIZER_FILES:
+            if (folder / name).exists():
+                shutil.copyfile(folder / name, Path(scratch) / name)
+        return Tokenizer.from_dir(scratch)
 
 
 def encode_prompt(

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from spectune.backend import server_api
-from spectune.backend.processes import Member, session_members, start_group, stop_group
+from spectune.backend.processes import TERM_S, Member, session_members, start_group, stop_group
 from spectune.backend.server_api import probe, served_models
 from spectune.backend.server_failures import TAIL_LINES, Cause, Diagnosis, diagnose
 from spectune.errors import EngineFailure, RunError, UsageError
@@ -80,9 +80,9 @@ class Server:
         """Whether the process lives and its engine answers; a dead engine leaves the HTTP part up."""
         return self.is_alive and server_api.is_healthy(self.url, timeout_s=timeout_s)
 
-    def stop(self) -> list[Member]:
-        """End all its processes; returns those that would not end."""
-        return stop_group(self._process)
+    def stop(self, *, term_s: float = TERM_S) -> list[Member]:
+        """End all its processes, `term_s` after the polite signal by force; returns those that would not."""
+        return stop_group(self._process, term_s=term_s)
 
 
 @contextlib.contextmanager
@@ -91,6 +91,7 @@ def serve(
     *,
     log: Path,
     ready_timeout_s: float = READY_TIMEOUT_S,
+    term_s: float = TERM_S,
     say: Callable[[str], None] = lambda text: None,
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
@@ -101,6 +102,8 @@ def serve(
     OutOfMemory or EngineFailure with the end of the log within seconds of the process's death.
     """
     check_port_free(command.port)
+    if shutil.which(command.argv[0]) is None:
+        raise UsageError(f"{command.argv[0]} cannot be started: there is no such program")
     held_before = device_memory_bytes()
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("ab") as output:
@@ -117,7 +120,7 @@ def serve(
         say(f"server ready after {clock() - started:.0f} s")
         yield server
     finally:
-        _report_left(server.stop(), held_before, say)
+        _report_left(server.stop(term_s=term_s), held_before, say)
 
 
 def free_port() -> int:

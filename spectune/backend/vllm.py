@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from spectune.backend.environments import Environment, detect_device, engines_dir, find_environment
 from spectune.backend.heads import folder_digest, head_folder
-from spectune.backend.prompts import encode_prompt
+from spectune.backend.prompts import encode_prompt, load_tokenizer
 from spectune.backend.server import HOST, READY_TIMEOUT_S, Server, ServerCommand, free_port, log_tail, serve
 from spectune.backend.server_session import Address, ServerSession
 from spectune.backend.vllm_command import (
@@ -277,9 +277,7 @@ class VllmBackend:
 
     @functools.cached_property
     def tokenizer(self) -> Tokenizer:
-        from spectune.engine.tokenizer import Tokenizer
-
-        return Tokenizer.from_dir(self.model_path)
+        return load_tokenizer(self.model_path)
 
     @property
     def template_digest(self) -> str | None:

@@ -69,7 +69,9 @@ def _prompts(block: BlockResult) -> str:
 def paired_speedup(slow: ArmData, fast: ArmData, *, level: float = 0.95) -> Interval | None:
     """How much faster `fast` is than `slow`; None without a common block.
 
-    From three starts on the spread between starts is in the interval.
+    From three starts on the spread between starts is in the interval. With fewer the interval is made
+    longer by what plain decoding changed between the starts around the candidate's: the plain decoding
+    of that moment lay somewhere between them.
     """
     pairs = paired_log_ratios(slow, fast)
     if not pairs:
@@ -77,7 +79,7 @@ def paired_speedup(slow: ArmData, fast: ArmData, *, level: float = 0.95) -> Inte
     over_prompts = stats.clustered_log_ratio_interval(pairs, level=level)
     by_start = start_log_ratios(slow, fast)
     if len(by_start) < MIN_STARTS:
-        return over_prompts
+        return _stretch(over_prompts, 0.5 * max(_start_changes(slow), default=0.0))
     return widen(over_prompts, stats.ratio_interval(by_start, level=level))
 
 
@@ -90,6 +92,27 @@ def start_log_ratios(slow: ArmData, fast: ArmData) -> list[float]:
     for key in slow_tpots.keys() & fast_tpots.keys():
         by_start.setdefault(key[0], []).append(math.log(slow_tpots[key] / fast_tpots[key]))
     return [math.fsum(ratios) / len(ratios) for _, ratios in sorted(by_start.items())]
+
+
+def _start_changes(off: ArmData) -> list[float]:
+    """|log| change of plain decoding from each start to the next, mean over prompts; empty for others."""
+    if not (off.has_boots and off.config.is_off):
+        return []
+    tpots = {key: _block_tpot(block, off.cell.batch_size) for key, block in off.blocks.items()}
+    changes: dict[int, list[float]] = {}
+    for (repeat, index), first in tpots.items():
+        after = tpots.get((repeat + 1, index))
+        if first is not None and after is not None:
+            changes.setdefault(repeat, []).append(math.log(after / first))
+    return [abs(math.fsum(own)) / len(own) for own in changes.values()]
+
+
+def _stretch(interval: Interval, log_bound: float) -> Interval:
+    """Both ends moved out by a bound that is not random."""
+    if interval.low is None or interval.high is None:
+        return interval
+    factor = math.exp(log_bound)
+    return replace(interval, low=interval.low / factor, high=interval.high * factor)
 
 
 def widen(over_prompts: Interval, over_starts: Interval) -> Interval:

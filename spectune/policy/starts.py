@@ -24,8 +24,8 @@ def start_notes(cells: Sequence[CellComparison], *, num_starts: int) -> tuple[st
     if num_starts < MIN_STARTS:
         times = "once" if num_starts == 1 else f"{num_starts} times"
         found.append(
-            f"each arm was started {times}: differences between starts of the same engine are not in the "
-            f"intervals, --num-boots {MIN_STARTS} or more puts them in"
+            f"each arm was started {times}: of what differs between starts of the same engine the intervals hold "
+            f"only what plain decoding showed between its own; --num-boots {MIN_STARTS} or more puts all of it in"
         )
     told = [(cell, cell.last_start) for cell in cells if cell.last_start is not None]
     if told:

@@ -82,12 +82,14 @@ def run_sweep(
     _encode_all(plan, pending, requests)
     best = Best()
     is_real = bool(pending) and not backend.capabilities().is_simulated
-    if is_real:
+    if is_real and not plan.has_boots:
         _doubt_busy_machine(watch(), "before measuring", store, progress)
     started = read_clock()
     for launch in backend.plan(pending) if pending else []:
+        if is_real and plan.has_boots:  # a server's own work cannot be told from others' while it runs
+            _doubt_busy_machine(watch(), "before a start", store, progress)
         _run_launch(plan, backend, launch, store, progress, requests, best)
-    if is_real:
+    if is_real and not plan.has_boots:
         _doubt_busy_machine(cores_of_others(started, read_clock()), "while measuring", store, progress)
     progress.finished()
 
@@ -102,8 +104,10 @@ def _doubt_busy_machine(
     caution = contention_caution(busy_cores, threads=mark["threads"], cores=usable_cores(), when=when)
     if caution is None:
         return
-    progress.note(caution.text)
     known = store.manifest.get("cautions", [])
+    if any(text.startswith("other processes") and f" busy {when}," in text for text in known):
+        return  # said once
+    progress.note(caution.text)
     store.update_manifest({"cautions": [*known, caution.text]})
 
 
