@@ -8,6 +8,7 @@ its way lies past the slot's length and is overwritten (arXiv 2503.01840; trees:
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
@@ -15,7 +16,7 @@ from torch import Tensor
 
 from spectune.draft.checkpoint import Head
 from spectune.engine.attention import additive_mask, grouped_attention, visible_columns
-from spectune.engine.kv_cache import KVCache, SlotView
+from spectune.engine.kv_cache import Cache, KVCache, SlotView
 from spectune.engine.linear import Linear
 from spectune.engine.rope import Rope
 from spectune.engine.sampling import RowSampling, gumbel
@@ -23,6 +24,9 @@ from spectune.engine.target import Target
 from spectune.engine.tree import DraftPool, DraftTree, rerank
 from spectune.errors import InfeasibleConfig
 from spectune.records import SpecConfig, chain_or_tree_pool
+
+if TYPE_CHECKING:
+    from spectune.engine.cpu.draft_twin import DraftTwin
 
 _DRAFT_STREAM = 0x2545F4914F6CDD1D
 
@@ -40,22 +44,29 @@ class Eagle3Drafter:
         tensors = {n: t.to(device, dtype) for n, t in head.tensors.items() if n not in ("d2t", "t2d")}
         self._embed = tensors.get("embed_tokens.weight", target.embed_weight)  # [V, H]
         attention, mlp = "midlayer.self_attn.", "midlayer.mlp."
-        self._fc = Linear(tensors["fc.weight"])
-        self._qkv = Linear(torch.cat([tensors[f"{attention}{n}_proj.weight"] for n in "qkv"]))
-        self._out = Linear(tensors[attention + "o_proj.weight"])
-        self._gate_up = Linear(torch.cat([tensors[f"{mlp}{n}_proj.weight"] for n in ("gate", "up")]))
-        self._down = Linear(tensors[mlp + "down_proj.weight"])
-        self._head = Linear(tensors["lm_head.weight"])
+        self._twin: DraftTwin | None = None
+        if target.twin is not None:
+            from spectune.engine.cpu.build import draft_twin
+
+            self._twin = draft_twin(config, tensors, self._embed, head.draft_to_target, dtype)
+        if self._twin is None:
+            self._fc = Linear(tensors["fc.weight"])
+            self._qkv = Linear(torch.cat([tensors[f"{attention}{n}_proj.weight"] for n in "qkv"]))
+            self._out = Linear(tensors[attention + "o_proj.weight"])
+            self._gate_up = Linear(torch.cat([tensors[f"{mlp}{n}_proj.weight"] for n in ("gate", "up")]))
+            self._down = Linear(tensors[mlp + "down_proj.weight"])
+            self._head = Linear(tensors["lm_head.weight"])
         self._embed_norm = tensors["midlayer.input_layernorm.weight"]
         self._hidden_norm = tensors["midlayer.hidden_norm.weight"]
         self._post_norm = tensors["midlayer.post_attention_layernorm.weight"]
         self._norm = tensors["norm.weight"]
         ids = head.draft_to_target
         self._draft_to_target = None if ids is None else ids.to(device)
-        linears = (self._qkv, self._out, self._gate_up, self._down, self._head)
-        self.weight_bytes = sum(linear.num_bytes for linear in linears)
+        parts = [f"{attention}{n}_proj.weight" for n in "qkvo"] + ["lm_head.weight"]
+        parts += [f"{mlp}{n}_proj.weight" for n in ("gate", "up", "down")]
+        self.weight_bytes = sum(tensors[part].numel() * dtype.itemsize for part in parts)
         self._rope = Rope(config.head_dim, config.rope_theta, config.rope_scaling, device=device, dtype=dtype)
-        self._cache: KVCache | None = None
+        self._cache: Cache | None = None
         self._lengths: list[int] = []
         self._states = torch.empty(0)  # [slots, H]: output of each slot's last real pair
         self._roots = torch.empty(0, dtype=torch.int64)  # [slots]: last committed token
@@ -66,15 +77,18 @@ class Eagle3Drafter:
         if self._cache and self._cache.num_slots >= num_slots and self._cache.max_len >= columns:
             return
         self._rope.reserve(columns)
-        self._cache = KVCache(
-            num_layers=1,
-            num_slots=num_slots,
-            max_len=columns,
-            num_kv_heads=self.config.num_kv_heads,
-            head_dim=self.config.head_dim,
-            device=self._device,
-            dtype=self._dtype,
-        )
+        if self._twin is not None:
+            self._cache = self._twin.new_cache(1, num_slots, columns)
+        else:
+            self._cache = KVCache(
+                num_layers=1,
+                num_slots=num_slots,
+                max_len=columns,
+                num_kv_heads=self.config.num_kv_heads,
+                head_dim=self.config.head_dim,
+                device=self._device,
+                dtype=self._dtype,
+            )
         self._lengths = [0] * num_slots
         self._states = torch.zeros(num_slots, self.config.hidden_size, device=self._device, dtype=self._dtype)
         self._roots = torch.zeros(num_slots, dtype=torch.int64, device=self._device)
@@ -90,18 +104,34 @@ class Eagle3Drafter:
     def commit(self, slots: Sequence[int], tokens: Tensor, features: Tensor, counts: Tensor) -> None:
         view = SlotView(slots, self._device)
         lengths = [self._lengths[slot] for slot in slots]
+        if self._twin is not None:
+            assert self._cache is not None, "reserve() comes before the first text"
+            self._twin.commit(
+                tokens,
+                features,
+                counts,
+                self._cache,
+                view.index,
+                lengths,
+                self._rope.tables(),
+                self._states,
+                self._roots,
+            )
+        else:
+            self._commit_plain(view, lengths, tokens, features, counts)
+        for slot, length, count in zip(slots, lengths, counts.tolist(), strict=True):
+            self._lengths[slot] = length + count
+
+    def _commit_plain(
+        self, view: SlotView, lengths: list[int], tokens: Tensor, features: Tensor, counts: Tensor
+    ) -> None:
         width = tokens.shape[1]
         starts = torch.tensor(lengths, device=self._device).unsqueeze(1)
         positions = starts + torch.arange(width, device=self._device)
-        triangle = torch.ones(width, width, dtype=torch.bool, device=self._device).tril()
-        ancestors = triangle.expand(len(slots), -1, -1)
-        hidden = self._fc(features)  # [B, M, H]
-        output = self._layer(hidden, tokens, positions, positions, view, lengths, ancestors)
+        output = self._layer(self._fc(features), tokens, positions, view, lengths, width, None)
         last = (counts - 1).view(-1, 1)
         self._states[view.index] = output.gather(1, last.unsqueeze(2).expand(-1, -1, output.shape[2]))[:, 0]
         self._roots[view.index] = tokens.gather(1, last)[:, 0]
-        for slot, length, count in zip(slots, lengths, counts.tolist(), strict=True):
-            self._lengths[slot] = length + count
 
     def propose(self, slots: Sequence[int], config: SpecConfig, rows: RowSampling) -> DraftTree:
         if config.option("draft_sampling", "greedy") == "probabilistic":
@@ -124,15 +154,37 @@ class Eagle3Drafter:
             raise InfeasibleConfig(
                 f"topk {topk} exceeds the draft vocabulary of {self.config.draft_vocab_size}"
             )
+        if self._twin is not None:
+            return self._expand_twin(view, topk, depth)
         beam = _Beam(self, view, topk)
-        log_probs = self._log_probs(self._states[view.index].unsqueeze(1))  # [B, 1, D]
-        scores, drafts = log_probs[:, 0].topk(topk)
+        scores, drafts = self._best(self._states[view.index], topk)  # [B, k]
         beam.record(self._target_ids(drafts), scores, torch.full_like(drafts, -1))
         for level in range(2, depth + 1):
             beam.grow(level)
         pool = DraftPool(topk, *beam.candidates())
         assert pool.tokens.shape[1] == chain_or_tree_pool(depth, topk)
         return pool
+
+    def _expand_twin(self, view: SlotView, topk: int, depth: int) -> DraftPool:
+        assert self._twin is not None
+        assert self._cache is not None, "reserve() comes before the first text"
+        lengths = [self._lengths[slot] for slot in view.slots]
+        self._check_room(lengths, max(1, depth - 1) * topk)
+        tokens, parents, scores = self._twin.expand(
+            topk, depth, self._cache, view.index, lengths, self._rope.tables(), self._states
+        )
+        levels = torch.arange(depth, device=self._device) + 1
+        counts = torch.tensor([topk] + [topk * topk] * (depth - 1))
+        depths = levels.repeat_interleave(counts).expand(len(lengths), -1)
+        return DraftPool(topk, tokens, parents, depths, scores)
+
+    def _check_room(self, lengths: list[int], num_new: int) -> None:
+        assert self._cache is not None, "reserve() comes before the first text"
+        num_columns = max(lengths) + num_new
+        if num_columns > self._cache.max_len:
+            raise InfeasibleConfig(
+                f"a draft needs {num_columns} columns of the cache, {self._cache.max_len} were reserved"
+            )
 
     def _propose_sampled(self, slots: Sequence[int], config: SpecConfig, rows: RowSampling) -> DraftTree:
         """A chain whose drafts are drawn from q at the row's temperature; q [B, K, V] is kept."""
@@ -171,22 +223,31 @@ class Eagle3Drafter:
         hidden: Tensor,
         tokens: Tensor,
         positions: Tensor,
-        columns: Tensor,
         view: SlotView,
         lengths: list[int],
-        ancestors: Tensor,
+        num_new: int,
+        ancestors: Tensor | None,
     ) -> Tensor:
-        """One pass of the draft layer; hidden [B, T, H], tokens/positions/columns [B, T].
+        """One pass of the draft layer; hidden [B, T, H], tokens/positions [B, T].
 
-        `ancestors` [B, T, C] speaks of the columns lengths[b] .. lengths[b] + C - 1.
+        Token t is stored at column lengths[b] + num_new - T + t. `ancestors` [B, T, num_new] speaks of the
+        columns lengths[b] .. lengths[b] + num_new - 1; without it a token sees all up to its own.
         """
-        assert self._cache is not None, "reserve() comes before the first text"
+        self._check_room(lengths, num_new)
         config, cache = self.config, self._cache
-        num_columns = max(lengths) + ancestors.shape[2]
-        if num_columns > cache.max_len:
-            raise InfeasibleConfig(
-                f"a draft needs {num_columns} columns of the cache, {cache.max_len} were reserved"
+        num_columns = max(lengths) + num_new
+        if self._twin is not None:
+            assert cache is not None, "reserve() comes before the first text"
+            return self._twin.layer(
+                hidden, tokens, positions, cache, view.index, lengths, num_new, ancestors, self._rope.tables()
             )
+        assert isinstance(cache, KVCache)
+        device_lengths = torch.tensor(lengths, device=self._device)
+        offsets = torch.arange(num_new - tokens.shape[1], num_new, device=self._device)
+        columns = device_lengths.unsqueeze(1) + offsets
+        if ancestors is None:
+            triangle = torch.ones(tokens.shape[1], num_new, dtype=torch.bool, device=self._device)
+            ancestors = triangle.tril(num_new - tokens.shape[1]).expand(len(view), -1, -1)
         batch, width, _ = hidden.shape
         embedding = F.embedding(tokens, self._embed)
         joined = torch.cat([self._rms(embedding, self._embed_norm), self._rms(hidden, self._hidden_norm)], -1)
@@ -197,7 +258,6 @@ class Eagle3Drafter:
         keys_values = torch.stack([rotated[:, :, config.num_heads :], heads[:, :, num_rotated:]], 2)
         cache.write(0, cache.flat(view.index, columns), keys_values)
         keys, values = cache.read(0, view, num_columns)
-        device_lengths = torch.tensor(lengths, device=self._device)
         visible = visible_columns(device_lengths, ancestors, num_columns)
         mask = additive_mask(visible, config.num_heads // config.num_kv_heads, self._dtype)
         query = rotated[:, :, : config.num_heads].contiguous()
@@ -209,11 +269,14 @@ class Eagle3Drafter:
         return F.rms_norm(x, (x.shape[-1],), weight, self.config.rms_norm_eps)
 
     def _logits(self, states: Tensor) -> Tensor:
+        if self._twin is not None:
+            return self._twin.logits(states)
         return self._head(self._rms(states, self._norm))
 
-    def _log_probs(self, states: Tensor) -> Tensor:
-        """Draft log-probabilities [..., D] at T = 1 of layer outputs [..., H]."""
-        return self._logits(states).float().log_softmax(-1)
+    def _best(self, states: Tensor, topk: int) -> tuple[Tensor, Tensor]:
+        """Log-probabilities at T = 1 and draft ids [..., k] of the best tokens after states [..., H]."""
+        best = self._logits(states).float().log_softmax(-1).topk(topk)
+        return best.values, best.indices
 
     def _target_ids(self, drafts: Tensor) -> Tensor:
         return drafts if self._draft_to_target is None else self._draft_to_target[drafts]
@@ -253,7 +316,7 @@ class _Beam:
             rows = self._parent_rows.unsqueeze(2)
             self._states = self._states.gather(1, rows.expand(-1, -1, self._states.shape[2]))
         self._states = self.advance(self._states, self._frontier_tokens, level - 1)
-        scores, drafts = drafter._log_probs(self._states).topk(k)  # [B, k, k]
+        scores, drafts = drafter._best(self._states, k)  # [B, k, k]
         scores = scores + self._frontier_scores.unsqueeze(2)
         parents = self._frontier_index.unsqueeze(2).expand(-1, -1, k)
         self.record(drafter._target_ids(drafts).flatten(1), scores.flatten(1), parents.flatten(1))
@@ -261,18 +324,15 @@ class _Beam:
     def advance(self, states: Tensor, tokens: Tensor, step: int) -> Tensor:
         """Draft step `step` (from 1): one masked pass over the frontier -> new states [B, k, H]."""
         k, batch = self._topk, tokens.shape[0]
-        own = torch.eye(k, dtype=torch.bool, device=tokens.device).expand(batch, -1, -1)
-        if self._ancestors is None:
-            self._ancestors = own
-        else:
-            above = self._ancestors
-            if self._parent_rows is not None:
-                above = above.gather(1, self._parent_rows.unsqueeze(2).expand(-1, -1, above.shape[2]))
-            self._ancestors = torch.cat([above, own], 2)  # [B, k, C]
         positions = (self._starts + step - 1).expand(-1, k)
-        columns = self._starts + (step - 1) * k + torch.arange(k, device=tokens.device)
+        if k > 1:
+            own = torch.eye(k, dtype=torch.bool, device=tokens.device).expand(batch, -1, -1)
+            above = self._ancestors
+            if above is not None and self._parent_rows is not None:
+                above = above.gather(1, self._parent_rows.unsqueeze(2).expand(-1, -1, above.shape[2]))
+            self._ancestors = own if above is None else torch.cat([above, own], 2)  # [B, k, C]
         return self._drafter._layer(
-            states, tokens, positions, columns, self._view, self._lengths, self._ancestors
+            states, tokens, positions, self._view, self._lengths, step * k, self._ancestors
         )
 
     def candidates(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:

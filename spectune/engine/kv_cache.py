@@ -3,9 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
 import torch
 from torch import Tensor
+
+
+class Cache(Protocol):
+    """What the rounds know of a cache; its layout is the business of the passes that read it."""
+
+    max_len: int
+    num_slots: int
+
+    @property
+    def bytes_per_token(self) -> int: ...
+
+    def move(self, slots: Tensor, sources: Tensor, targets: Tensor) -> None: ...
 
 
 class KVCache:

@@ -57,10 +57,17 @@ class Rope:
         self._frequencies = inverse_frequencies(head_dim, theta, scaling)
         self._device, self._dtype = device, dtype
         self._cos = self._sin = torch.empty(0)
+        self._tables: tuple[Any, Any] | None = None
 
     def at(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Cosine and signed sine for positions [B, T], each [B, T, 1, head_dim]."""
         return self._cos[positions].unsqueeze(2), self._sin[positions].unsqueeze(2)
+
+    def tables(self) -> tuple[Any, Any]:
+        """Cosine and signed sine [max_len, head_dim] as fp32 numpy arrays (values of the pass's dtype)."""
+        if self._tables is None:
+            self._tables = (self._cos.float().numpy(), self._sin.float().numpy())
+        return self._tables
 
     def reserve(self, max_len: int) -> None:
         """Make the tables long enough for `max_len` positions."""
@@ -68,6 +75,7 @@ class Rope:
             return
         angles = torch.outer(torch.arange(max_len, dtype=torch.float64), self._frequencies)
         cos, sin = angles.cos(), angles.sin()
+        self._tables = None
         self._cos = torch.cat([cos, cos], -1).to(self._device, self._dtype)
         self._sin = torch.cat([-sin, sin], -1).to(self._device, self._dtype)
 

@@ -9,7 +9,7 @@ rounding). The hash is splitmix64 on integer tensors, equal on CPU and CUDA.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -136,8 +136,18 @@ def _filter_sorted(logits: Tensor, rows: RowSampling) -> Tensor:
     return torch.full_like(logits, float("-inf")).scatter(-1, order, ranked)
 
 
-def choose(logits: Tensor, rows: RowSampling, indices: Tensor) -> Tensor:
-    """The target's own tokens [B, T] at output indices [B, T] for logits [B, T, V]."""
+Draw = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+
+
+def choose(logits: Tensor, rows: RowSampling, indices: Tensor, *, draw: Draw | None = None) -> Tensor:
+    """The target's own tokens [B, T] at output indices [B, T] for logits [B, T, V].
+
+    `draw` is the compiled twin of adding the noise and taking the best (`Target.draw`).
+    """
+    if not rows.is_greedy and draw is not None:
+        keys = rows.keys.unsqueeze(1).expand_as(indices)
+        noisy = (rows.temperature > 0).unsqueeze(1).expand_as(indices)
+        return draw(warp(logits, rows), keys, indices, noisy)
     scores = logits if rows.is_greedy else perturbed(logits, rows, indices)
     return scores.max(-1).indices  # the first of equals, as argmax, but fast in bf16 on CPUs
 

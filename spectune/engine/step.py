@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from spectune.engine.drafter import Drafter
-from spectune.engine.kv_cache import KVCache, SlotView
+from spectune.engine.kv_cache import Cache, SlotView
 from spectune.engine.sampling import RowSampling, choose
 from spectune.engine.target import Target
 from spectune.engine.tree import DraftTree
@@ -67,7 +67,7 @@ class Stopwatch:
 def step(
     batch: Batch,
     target: Target,
-    cache: KVCache,
+    cache: Cache,
     drafter: Drafter | None,
     config: SpecConfig,
     *,
@@ -80,9 +80,9 @@ def step(
     tree = draft(batch, drafter, config)
     watch.lap("draft")
     hidden, features = verify(batch, tree, target, cache)
-    logits = target.logits(hidden)  # [B, N, V]
+    scores = score(batch, tree, hidden, target, wants_logits=wants_margins)
     watch.lap("verify")
-    verdict = accept(batch, tree, logits, config, forced)
+    verdict = accept(batch, tree, scores, forced)
     emitted = commit_target(batch, tree, verdict, cache)
     watch.lap("other")
     if drafter is not None:
@@ -98,7 +98,7 @@ def step(
         draft_s=seconds["draft"],
         verify_s=seconds["verify"],
         other_s=seconds["other"],
-        margins=path_margins(batch, tree, logits, verdict) if wants_margins else None,
+        margins=path_margins(batch, tree, scores, verdict) if wants_margins else None,
     )
 
 
@@ -110,31 +110,52 @@ def draft(batch: Batch, drafter: Drafter | None, config: SpecConfig) -> DraftTre
     return drafter.propose(batch.slots.slots, config, batch.rows)
 
 
-def verify(batch: Batch, tree: DraftTree, target: Target, cache: KVCache) -> tuple[Tensor, Tensor]:
+def verify(batch: Batch, tree: DraftTree, target: Target, cache: Cache) -> tuple[Tensor, Tensor]:
     """Score all nodes of all rows in one target pass: hidden [B, N, H], features [B, N, 3H]."""
     starts = torch.tensor(batch.lengths, device=target.device).unsqueeze(1)
     ancestors = None if tree.is_chain else tree.ancestors()
     return target.forward(tree.tokens, starts + tree.depths, cache, batch.slots, batch.lengths, ancestors)
 
 
-def accept(
-    batch: Batch,
-    tree: DraftTree,
-    logits: Tensor,
-    config: SpecConfig,
-    forced: ForcedAcceptance | None,
-) -> Verdict:
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """What the target says at each node: its own tokens [B, N], and logits [B, N, V] where they are needed."""
+
+    vocab_size: int
+    choices: Tensor | None = None
+    logits: Tensor | None = None
+
+
+def score(batch: Batch, tree: DraftTree, hidden: Tensor, target: Target, *, wants_logits: bool) -> Scores:
+    """Turn final hidden states [B, N, H] into the target's choices."""
+    vocab_size = target.config.vocab_size
+    is_given = batch.forced_text is not None
+    samples_drafts = tree.q is not None and not batch.rows.is_greedy
+    if not (wants_logits or samples_drafts) and (is_given or batch.rows.is_greedy):
+        return Scores(vocab_size, choices=None if is_given else target.best(hidden))
+    logits = target.logits(hidden)  # [B, N, V]
+    if is_given or samples_drafts:
+        return Scores(vocab_size, logits=logits)
+    choices = choose(logits, batch.rows, output_indices(batch, tree), draw=target.draw)
+    return Scores(vocab_size, choices=choices, logits=logits)
+
+
+def accept(batch: Batch, tree: DraftTree, scores: Scores, forced: ForcedAcceptance | None) -> Verdict:
     """Decide what each row keeps."""
-    indices = output_indices(batch, tree)
     if batch.forced_text is not None:
-        return match(tree, text_choices(batch.forced_text, indices))
-    if tree.q is not None and not batch.rows.is_greedy and forced is None:
-        return verify_residual(tree, logits, batch.rows, indices)
-    choices = choose(logits, batch.rows, indices)
+        return match(tree, text_choices(batch.forced_text, output_indices(batch, tree)))
+    if scores.choices is None:
+        assert scores.logits is not None, "sampled drafts are verified against logits"
+        if forced is None:
+            return verify_residual(tree, scores.logits, batch.rows, output_indices(batch, tree))
+    choices = scores.choices
+    if choices is None:
+        assert scores.logits is not None
+        choices = choose(scores.logits, batch.rows, output_indices(batch, tree))
     if forced is not None:
         limits = torch.where(tree.valid, tree.depths, 0).amax(1).tolist()
         counts = [forced.count(s, limit) for s, limit in zip(batch.num_steps, limits, strict=True)]
-        choices = force(tree, choices, counts, logits.shape[-1])
+        choices = force(tree, choices, counts, scores.vocab_size)
     return match(tree, choices)
 
 
@@ -152,7 +173,7 @@ def text_choices(texts: Sequence[Sequence[int]], indices: Tensor) -> Tensor:
     return torch.tensor(rows, dtype=torch.int64, device=indices.device)
 
 
-def commit_target(batch: Batch, tree: DraftTree, verdict: Verdict, cache: KVCache) -> list[list[int]]:
+def commit_target(batch: Batch, tree: DraftTree, verdict: Verdict, cache: Cache) -> list[list[int]]:
     """Make the accepted path part of the text; returns the emitted tokens of each row."""
     kept = tree.tokens.gather(1, verdict.path)[:, 1:].tolist()
     counts = verdict.num_accepted.tolist()
@@ -176,10 +197,12 @@ def commit_draft(
     drafter.commit(batch.slots.slots, tokens, features.gather(1, index), verdict.num_accepted + 1)
 
 
-def path_margins(batch: Batch, tree: DraftTree, logits: Tensor, verdict: Verdict) -> list[list[float]]:
+def path_margins(batch: Batch, tree: DraftTree, scored: Scores, verdict: Verdict) -> list[list[float]]:
     """Top-2 gap of the (perturbed) logits at each emitted token of each row."""
     from spectune.engine.sampling import perturbed
 
+    logits = scored.logits
+    assert logits is not None, "margins are asked for before the round"
     scores = logits.float()
     if not batch.rows.is_greedy:
         scores = perturbed(logits, batch.rows, output_indices(batch, tree))

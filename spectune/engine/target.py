@@ -1,12 +1,16 @@
 """The target model of the Llama family (Llama, SmolLM2, Qwen2, Qwen3, Mistral), one file by flags.
 
 In: token ids, positions, a KV cache. Out: final hidden states and the three residual streams that
-an EAGLE-3 head reads. It knows nothing of drafts, trees, sampling or time.
+an EAGLE-3 head reads. It knows nothing of drafts, trees, sampling or time. The pass written here is the
+plain one; where the CPU allows, its fast twin (engine/cpu) stands in for it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
@@ -14,10 +18,16 @@ from torch import Tensor
 
 from spectune.engine.attention import additive_mask, grouped_attention, visible_columns
 from spectune.engine.checkpoint import TargetConfig, load_checkpoint
-from spectune.engine.kv_cache import KVCache, SlotView
+from spectune.engine.kv_cache import Cache, KVCache, SlotView
 from spectune.engine.linear import Linear, can_prepack
 from spectune.engine.rope import Rope
+from spectune.engine.sampling import Draw
 from spectune.errors import UsageError
+
+if TYPE_CHECKING:
+    from spectune.engine.cpu.twin import TargetTwin
+
+KERNELS = ("auto", "plain")
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
@@ -84,7 +94,15 @@ class _Layer:
 
 
 class Target:
-    """A loaded target. `aux_layer_ids` count the layers run before each captured residual stream."""
+    """A loaded target. `aux_layer_ids` count the layers run before each captured residual stream.
+
+    Args:
+        kernels: `auto` takes the compiled twin where this machine and these shapes have one, `plain`
+            never does.
+        quantization: `int8` rounds the weights of layers and output head to 8 bits (one scale an
+            output); only the compiled twin has it. Lossless relative to itself, another model than
+            the unrounded one.
+    """
 
     def __init__(
         self,
@@ -96,20 +114,37 @@ class Target:
         path: Path | None = None,
         is_dummy: bool = False,
         aux_layer_ids: tuple[int, ...] | None = None,
+        kernels: str = "auto",
+        quantization: str | None = None,
     ) -> None:
+        if kernels not in KERNELS:
+            raise UsageError(f"--kernels {kernels} is unknown", hint=f"use {', '.join(KERNELS)}")
         self.config = config
         self.device, self.dtype = device, dtype
-        self.path, self.is_dummy = path, is_dummy
+        self.path, self.is_dummy, self.quantization = path, is_dummy, quantization
         self.aux_layer_ids = aux_layer_ids or default_aux_layers(config.num_layers)
         weights = {name: tensor.to(device, dtype) for name, tensor in weights.items()}
         self.embed_weight = weights["model.embed_tokens.weight"]  # [V, H]
         self.lm_head_weight = weights.get("lm_head.weight", self.embed_weight)  # [V, H]
         self.norm_weight = weights["model.norm.weight"]  # [H]
-        self.head = Linear(self.lm_head_weight)
-        self.layers = [
-            _Layer(config, weights, f"model.layers.{index}.") for index in range(config.num_layers)
-        ]
         self.rope = Rope(config.head_dim, config.rope_theta, config.rope_scaling, device=device, dtype=dtype)
+        self.twin: TargetTwin | None = None
+        if kernels == "auto" and device.type == "cpu":
+            from spectune.engine.cpu.build import target_twin
+
+            self.twin = target_twin(config, weights, dtype, quantize=quantization == "int8")
+        if quantization is not None and (quantization != "int8" or self.twin is None):
+            raise UsageError(
+                f"--quantization {quantization} is not to be had here",
+                hint="int8 runs on CPUs with --kernels auto and --dtype float32",
+            )
+        self.head: Linear | None = None
+        self.layers: list[_Layer] = []
+        if self.twin is None:
+            self.head = Linear(self.lm_head_weight)
+            self.layers = [
+                _Layer(config, weights, f"model.layers.{index}.") for index in range(config.num_layers)
+            ]
 
     @classmethod
     def load(
@@ -120,6 +155,8 @@ class Target:
         dtype: str = "auto",
         load_format: str = "auto",
         aux_layer_ids: tuple[int, ...] | None = None,
+        kernels: str = "auto",
+        quantization: str | None = None,
     ) -> Target:
         """Load a Hugging Face directory; `load_format="dummy"` gives random weights of its shape."""
         where = resolve_device(device)
@@ -132,6 +169,8 @@ class Target:
             path=Path(path),
             is_dummy=load_format == "dummy",
             aux_layer_ids=aux_layer_ids,
+            kernels=kernels,
+            quantization=quantization,
         )
 
     def state_dict_hf(self) -> dict[str, Tensor]:
@@ -142,12 +181,17 @@ class Target:
     @property
     def weight_bytes(self) -> int:
         """Bytes that one decode pass streams: layers and output head (the embedding is a lookup)."""
+        if self.twin is not None:
+            return self.twin.weight_bytes
+        assert self.head is not None
         return sum(layer.num_bytes for layer in self.layers) + self.head.num_bytes
 
-    def new_cache(self, num_slots: int, max_len: int) -> KVCache:
+    def new_cache(self, num_slots: int, max_len: int) -> Cache:
         """A cache for `num_slots` rows of at most `max_len` columns."""
         self.rope.reserve(max_len)
         config = self.config
+        if self.twin is not None:
+            return self.twin.new_cache(config.num_layers, num_slots, max_len)
         return KVCache(
             num_layers=config.num_layers,
             num_slots=num_slots,
@@ -162,7 +206,7 @@ class Target:
         self,
         ids: Tensor,
         positions: Tensor,
-        cache: KVCache,
+        cache: Cache,
         slots: SlotView,
         lengths: list[int],
         ancestors: Tensor | None,
@@ -177,6 +221,11 @@ class Target:
         Returns:
             Final hidden states [B, T, H] after the last norm, and features [B, T, 3H].
         """
+        if self.twin is not None:
+            return self.twin.forward(
+                ids, positions, cache, slots.index, lengths, ancestors, self.rope.tables(), self.aux_layer_ids
+            )
+        assert isinstance(cache, KVCache)
         num_tokens = ids.shape[1]
         num_columns = max(lengths) + num_tokens
         device_lengths = torch.tensor(lengths, dtype=torch.int64, device=self.device)
@@ -196,7 +245,32 @@ class Target:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Next-token logits [..., V] of final hidden states [..., H]."""
+        if self.twin is not None:
+            return self.twin.logits(hidden)
+        assert self.head is not None
         return self.head(hidden)
+
+    def best(self, hidden: Tensor) -> Tensor:
+        """Most likely next tokens [...] of final hidden states [..., H], the first of equals."""
+        if self.twin is not None:
+            return self.twin.best(hidden)
+        return self.logits(hidden).max(-1).indices
+
+    @property
+    def draw(self) -> Draw | None:
+        """Compiled keyed draw of tokens, where this target has a twin (see sampling.choose)."""
+        return None if self.twin is None else self.twin.draw
+
+    @contextmanager
+    def own_threads(self) -> Iterator[None]:
+        """While the twin's threads work, torch keeps to one: its idle ones spin on their cores."""
+        before = torch.get_num_threads()
+        if self.twin is not None:
+            torch.set_num_threads(1)
+        try:
+            yield
+        finally:
+            torch.set_num_threads(before)
 
     @torch.inference_mode()
     def forward_text(self, ids: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:

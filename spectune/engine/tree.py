@@ -7,6 +7,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from spectune.engine.cpu.build import can_compile
+
+
+def uses_kernels(tensor: Tensor) -> bool:
+    """Whether loops over nodes run compiled: on CPUs that have the fast twin."""
+    return tensor.device.type == "cpu" and can_compile(torch.float32)
+
 
 @dataclass(frozen=True, slots=True)
 class DraftTree:
@@ -33,6 +40,10 @@ class DraftTree:
 
     def ancestors(self) -> Tensor:
         """[B, N, N] bool: node j is node i or above it. None is needed for a chain."""
+        if uses_kernels(self.parents):
+            from spectune.engine.cpu import trees
+
+            return trees.ancestors(self.parents)
         batch, num_nodes = self.tokens.shape
         mask = torch.eye(num_nodes, dtype=torch.bool, device=self.tokens.device).repeat(batch, 1, 1)
         for node in range(1, num_nodes):
@@ -94,6 +105,20 @@ def rerank(pool: DraftPool, roots: Tensor, num_draft_tokens: int) -> DraftTree:
     connected.
     """
     keep = num_draft_tokens - 1
+    if uses_kernels(pool.parents):
+        from spectune.engine.cpu import trees
+
+        found = (pool.tokens, pool.parents, pool.depths, pool.log_scores)
+        tokens, chosen, depths, log_scores = trees.rerank(found, roots, keep)
+        return DraftTree(
+            tokens=tokens,
+            parents=chosen,
+            depths=depths,
+            log_scores=log_scores,
+            valid=torch.ones(roots.shape[0], num_draft_tokens, dtype=torch.bool),
+            num_drafted=pool.tokens.shape[1],
+            is_chain=pool.topk == 1,
+        )
     order = pool.log_scores.sort(dim=1, descending=True, stable=True).indices[:, :keep]
     chosen = order.sort(1).values  # [B, N-1], parents first
     parents = pool.parents.gather(1, chosen)

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from spectune.engine.sampling import RowSampling, gumbel, uniform, warp
-from spectune.engine.tree import DraftTree
+from spectune.engine.tree import DraftTree, uses_kernels
 
 _REFUSAL_STREAM = 0x5851F42D4C957F2D
 
@@ -50,6 +50,10 @@ class ForcedAcceptance:
 
 def match(tree: DraftTree, choices: Tensor) -> Verdict:
     """Descend from the root while the target's choice [B, N] at a node is one of its children."""
+    if uses_kernels(tree.tokens):
+        from spectune.engine.cpu import trees
+
+        return Verdict(*trees.match(tree.tokens, tree.parents, tree.valid, choices))
     agrees = tree.valid & (tree.tokens == choices.gather(1, tree.parents))  # [B, N]
     kept = torch.zeros_like(agrees)
     kept[:, 0] = True
