@@ -48,6 +48,10 @@ def eagle3(
     init_from: Annotated[
         str | None, typer.Option("--init-from", help="Head to go on from (default: the target's last layer).")
     ] = None,
+    apart_from: Annotated[
+        list[str] | None,
+        typer.Option("--apart-from", help="Workload whose prompts must not be learnt; several times."),
+    ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on in --output-dir.")] = False,
     device: Annotated[str, typer.Option("--device", help="cpu or cuda.")] = "cpu",
     seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of corpus, order and weights.")] = 0,
@@ -77,6 +81,7 @@ def eagle3(
         device=device,
         seed=seed,
         optimizer=optimizer,
+        apart_from=tuple(apart_from or ()),
         init_from=None if init_from is None else head_folder(init_from),
     )
     output_dir.mkdir(parents=True, exist_ok=True)

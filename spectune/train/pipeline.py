@@ -11,7 +11,14 @@ from typing import TYPE_CHECKING
 import torch
 
 from spectune.errors import StoreError
-from spectune.train.corpus import CorpusRow, build_corpus, chat_frame, chunk_size, summarize_corpus
+from spectune.train.corpus import (
+    CorpusRow,
+    build_corpus,
+    chat_frame,
+    chunk_size,
+    summarize_corpus,
+    training_rows,
+)
 from spectune.train.evaluate import HeldOut
 from spectune.train.export import directory_digest, export_head
 from spectune.train.features import FeatureStore, build_features, record_shard
@@ -54,15 +61,17 @@ def run(plan: TrainPlan, progress: Progress = silent) -> TrainResult:
 
     digest = f"{target_digest}:{list(target.aux_layer_ids)}:{target.dtype}"
     rows = corpus_stage(plan, target, tokenizer, digest, progress)
+    check_vocabulary(rows, target.config.vocab_size, plan.output_dir)
+    kept = training_rows(rows, reference_turns(plan), overlap=OVERLAP_N)
     features = plan.output_dir / "features"
     store = build_features(target, rows, features, digest, progress, rows_per_shard=chunk_size(plan))
-    trainer = train_stage(plan, target, tokenizer, rows, store, progress)
+    trainer = train_stage(plan, target, tokenizer, kept, store, progress)
 
     provenance = {
         "target": plan.target.name,
         "target_digest": target_digest,
         "template_digest": tokenizer.template_digest,
-        "corpus": asdict(summarize_corpus(rows)),
+        "corpus": asdict(summarize_corpus(kept)),
         "plan": {k: v for k, v in plan.to_dict().items() if k not in ("target", "output_dir")},
     }
     head_dir = plan.output_dir / "head"
@@ -115,21 +124,38 @@ def corpus_stage(
 
     rows = build_corpus(plan, path, tokenizer, generate, progress, save)
     progress(TrainEvent(stage="corpus", message=summarize_corpus(rows).text))
-    progress(TrainEvent(stage="corpus", message=overlap_text(rows)))
+    progress(TrainEvent(stage="corpus", message=overlap_text(rows, reference_turns(plan))))
     return rows
 
 
-def overlap_text(rows: Sequence[CorpusRow]) -> str:
-    """One line on word n-grams that training prompts share with the measuring workloads."""
+def reference_turns(plan: TrainPlan) -> list[str]:
+    """What users ask in the workloads that measure: the built-in one and those of plan.apart_from."""
     from spectune.workload.read import load_workload
 
-    workload = load_workload(None)
-    reference = [turn for prompt in (*workload.prompts, *workload.calibration) for turn in prompt.turns]
+    turns: list[str] = []
+    for name in (None, *plan.apart_from):
+        workload = load_workload(name)
+        turns += [turn for prompt in (*workload.prompts, *workload.calibration) for turn in prompt.turns]
+    return turns
+
+
+def overlap_text(rows: Sequence[CorpusRow], reference: Sequence[str]) -> str:
+    """One line on word n-grams that training prompts share with the prompts that measure."""
     share = ngram_overlap([row.prompt for row in rows], reference, n=OVERLAP_N)
     return (
         f"{share:.2%} of {len(rows)} training prompts share a {OVERLAP_N}-word sequence with "
-        f"{len(reference)} workload turns"
+        f"{len(reference)} turns that measure; these are not learnt"
     )
+
+
+def check_vocabulary(rows: Sequence[CorpusRow], vocab_size: int, directory: Path) -> None:
+    """Raise StoreError for a corpus whose ids the target does not have."""
+    top = max((max(*row.prompt_ids, *row.output_ids) for row in rows if row.output_ids), default=0)
+    if top >= vocab_size:
+        raise StoreError(
+            f"{directory / 'corpus.jsonl'} holds token {top}, the target has {vocab_size} tokens",
+            hint="this corpus was made by another target; use another --output-dir",
+        )
 
 
 def draft_vocab(
@@ -171,6 +197,7 @@ def train_stage(
         store,
         plan.output_dir,
         progress,
+        frozenset(row.index for row in rows),
     )
     resumed = trainer.resume()
     parameters = sum(p.numel() for p in head.parameters())

@@ -21,6 +21,7 @@ class TrainPlan:
     num_tokens counts answer tokens of the corpus; greedy_share of the answers are greedy, the rest
     sampled at `temperature`; self_share of the prompts are written by the target itself.
     batch_tokens counts padded answer positions per optimiser step; init_from is a head to go on from.
+    apart_from are workloads (beside the built-in one) whose prompts must not be learnt.
     """
 
     target: Path
@@ -51,6 +52,7 @@ class TrainPlan:
     dtype: str = "auto"
     optimizer: str = "adamw"
     init_from: Path | None = None
+    apart_from: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         for name in ("num_tokens", "max_answer_tokens", "ttt_steps", "epochs", "batch_tokens", "eval_depth"):

@@ -30,11 +30,18 @@ _SORT_POOL = 64
 _REPORT_EVERY = 10
 
 
-def split(store: FeatureStore, holdout_every: int) -> tuple[list[int], list[int]]:
-    """(train, held out) sample numbers: one row in holdout_every, drawn by its corpus index alone."""
+def split(
+    store: FeatureStore, holdout_every: int, kept: frozenset[int] | None = None
+) -> tuple[list[int], list[int]]:
+    """(train, held out) sample numbers: one row in holdout_every, drawn by its corpus index alone.
+
+    kept: corpus indices to use; None is all.
+    """
     train: list[int] = []
     held: list[int] = []
     for i in range(len(store)):
+        if kept is not None and store.corpus_index(i) not in kept:
+            continue
         drawn = random.Random(store.corpus_index(i)).randrange(holdout_every)
         (held if drawn == 0 else train).append(i)
     return train, held
@@ -76,11 +83,12 @@ class Trainer:
         store: FeatureStore,
         directory: Path,
         progress: Progress,
+        kept: frozenset[int] | None = None,
     ) -> None:
         self.plan, self.head, self.store, self.progress = plan, head, store, progress
         self.embedding, self.draft_rows = embedding, draft_rows
         self.path = directory / "train-state.pt"
-        self.train_ids, held = split(store, plan.holdout_every)
+        self.train_ids, held = split(store, plan.holdout_every, kept)
         self.held = [i for i in held if store.is_greedy(i)][: plan.eval_samples]
         lengths = [store.answer_length(i) for i in self.train_ids]
         self._epochs = [batches(lengths, plan.batch_tokens, e, plan.seed) for e in range(plan.epochs)]

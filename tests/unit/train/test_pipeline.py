@@ -27,9 +27,9 @@ from spectune.train.features import FeatureStore, build_features, record_shard, 
 from spectune.train.generate import Answer, ChatFrame, Job
 from spectune.train.head import Eagle3Head, head_config, init_from_head, init_from_target
 from spectune.train.optimizer import learning_rate
-from spectune.train.pipeline import draft_vocab
+from spectune.train.pipeline import check_vocabulary, draft_vocab
 from spectune.train.plan import TrainEvent, TrainPlan, silent
-from spectune.train.trainer import Trainer, batches
+from spectune.train.trainer import Trainer, batches, split
 from spectune.train.ttt import collate, ttt_loss
 from tests.unit.train.toys import DRAFT, HIDDEN, VOCAB, target_config, target_weights
 
@@ -490,3 +490,27 @@ def test_init_from_head_takes_the_layer_and_the_shared_output_rows(
     assert torch.equal(head.lm_head.weight[-1], other["lm_head.weight"][0])
     assert torch.equal(head.lm_head.weight[-4], other["lm_head.weight"][3])
     assert torch.equal(head.lm_head.weight[:-4], before[:-4])
+
+
+def test_trainer_learns_only_the_rows_that_are_kept(
+    prepared: tuple[TrainPlan, list[CorpusRow], FeatureStore],
+) -> None:
+    """Rows that were dropped as copies are neither trained on nor held out."""
+    _, rows, store = prepared
+    kept = frozenset(row.index for row in rows[::2])
+
+    train, held = split(store, 8, kept)
+
+    assert {store.corpus_index(i) for i in (*train, *held)} == kept
+    assert held != []
+
+
+def test_corpus_with_ids_beyond_the_target_is_refused(
+    prepared: tuple[TrainPlan, list[CorpusRow], FeatureStore],
+) -> None:
+    """A corpus of another vocabulary is named with the offending token."""
+    plan, rows, _ = prepared
+    strange = replace(rows[0], output_ids=(*rows[0].output_ids, 99))
+
+    with pytest.raises(StoreError, match="token 99, the target has 40"):
+        check_vocabulary([strange], VOCAB, plan.output_dir)
