@@ -93,7 +93,7 @@ def head_text(text: AskedText, found: TextMatches) -> HeadText:
     whole, depth = found.matches[0], found.matches.shape[2]
     survived = whole.long().cumprod(dim=1).bool()
     reached, accepted = [], []
-    bins = [[0, 0.0, 0] for _ in range(NUM_BINS)]
+    bins = [[0.0, 0.0, 0.0] for _ in range(NUM_BINS)]  # drafts, summed confidence, right ones
     for j in range(depth):
         open_ = found.inside[:, j] & (survived[:, j - 1] if j else True)
         reached.append(int(open_.sum()))
@@ -108,7 +108,7 @@ def head_text(text: AskedText, found: TextMatches) -> HeadText:
         rounds=tuple(tuple(rounds_by_hops(matches)) for matches in found.matches),
         reached=tuple(reached),
         accepted=tuple(accepted),
-        bins=tuple((count, sure, right) for count, sure, right in bins),
+        bins=tuple((int(count), sure, int(right)) for count, sure, right in bins),
         num_covered=int(found.covered.sum()),
         num_tokens=int(found.inside[:, 0].sum()),
     )

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from spectune.engine.kv_cache import SlotView
+from spectune.engine.kv_cache import KVCache, SlotView
 from spectune.engine.sampling import uniform
 from spectune.engine.target import Target
 from spectune.errors import RunError
@@ -118,7 +118,12 @@ class Generator:
         longest = max(max_prompt_tokens, opening + MAX_USER_TOKENS + len(frame.closing))
         self.max_len = longest + max_answer_tokens + 1
         self.batch_size = batch_size
-        self._cache = target.new_cache(batch_size, self.max_len)
+        cache = target.new_cache(batch_size, self.max_len)
+        if not isinstance(cache, KVCache):
+            raise RunError(
+                "many rows at once need the plain pass", hint='load the target with kernels="plain"'
+            )
+        self._cache = cache
         self._decoder = (
             WideDecoder(target, self._cache, target.state_dict_hf()) if can_decode(target) else None
         )

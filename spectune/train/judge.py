@@ -135,7 +135,8 @@ def answers_of(
 ) -> tuple[list[AskedText], list[Sample]]:
     """The target's answers at every temperature with what a head reads along them."""
     frame = chat_frame(tokenizer)
-    jobs, asked = [], []
+    jobs: list[Job] = []
+    asked: list[tuple[Prompt, float]] = []
     for temperature in plan.temperatures:
         for prompt in plan.prompts:
             ids = tokenizer.encode_chat([{"role": "user", "content": prompt.turns[0]}])

@@ -23,7 +23,8 @@ class HeadOptimizer:
     """One or two torch optimisers stepped as one, at one learning rate."""
 
     def __init__(self, head: Eagle3Head, plan: TrainPlan) -> None:
-        matrices, others = [], []
+        matrices: list[torch.nn.Parameter] = []
+        others: list[torch.nn.Parameter] = []
         for name, parameter in head.named_parameters():
             is_inner = parameter.ndim == 2 and name != "lm_head.weight"
             (matrices if is_inner and plan.optimizer == "muon" else others).append(parameter)
