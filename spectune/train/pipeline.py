@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 
 from spectune.errors import StoreError
 from spectune.train.corpus import (
@@ -159,11 +160,27 @@ def check_vocabulary(rows: Sequence[CorpusRow], vocab_size: int, directory: Path
 
 
 def draft_vocab(
-    plan: TrainPlan, rows: Sequence[CorpusRow], vocab_size: int, eos: Sequence[int]
+    plan: TrainPlan,
+    rows: Sequence[CorpusRow],
+    vocab_size: int,
+    eos: Sequence[int],
+    preferred: Tensor | None = None,
 ) -> DraftVocab:
     """Draft vocabulary from the answers' token counts, turn ends forced in."""
     counts = count_tokens((row.output_ids for row in rows), vocab_size)
-    return build_vocab(counts, min(plan.draft_vocab_size, vocab_size), forced=eos)
+    size = min(plan.draft_vocab_size, vocab_size)
+    return build_vocab(counts, size, forced=eos, preferred=preferred)
+
+
+def _head_to_go_on_from(plan: TrainPlan, target: Target) -> tuple[dict[str, Tensor] | None, Tensor | None]:
+    """Tensors and draft vocabulary of plan.init_from, checked against the target; None without one."""
+    from spectune.draft.checkpoint import load_head
+
+    if plan.init_from is None:
+        return None, None
+    loaded = load_head(plan.init_from, target.config)
+    ids = loaded.draft_to_target
+    return loaded.tensors, torch.arange(target.config.vocab_size) if ids is None else ids
 
 
 def train_stage(
@@ -175,17 +192,14 @@ def train_stage(
     progress: Progress,
 ) -> Trainer:
     """Make or resume the head and train it to the end."""
-    vocab = draft_vocab(plan, rows, target.config.vocab_size, tokenizer.eos_ids)
+    other, known = _head_to_go_on_from(plan, target)
+    vocab = draft_vocab(plan, rows, target.config.vocab_size, tokenizer.eos_ids, known)
     low, middle, high = target.aux_layer_ids
     config = head_config(target.config, aux_layer_ids=(low, middle, high), draft_vocab_size=vocab.draft_size)
     head = Eagle3Head(config, vocab)
     init_from_target(head, target.state_dict_hf(), seed=plan.seed)
-    if plan.init_from is not None:
-        from spectune.draft.checkpoint import load_head
-
-        other = load_head(plan.init_from, target.config)
-        ids = other.draft_to_target
-        shared = init_from_head(head, other.tensors, torch.arange(config.vocab_size) if ids is None else ids)
+    if other is not None and known is not None:
+        shared = init_from_head(head, other, known)
         text = f"going on from {plan.init_from}: {shared} of {vocab.draft_size} output rows"
         progress(TrainEvent(stage="train", message=text))
     head.to(target.device)

@@ -64,15 +64,20 @@ def count_tokens(answers: Iterable[Sequence[int]], vocab_size: int) -> Tensor:
     return counts
 
 
-def build_vocab(counts: Tensor, size: int, *, forced: Iterable[int] = ()) -> DraftVocab:
+def build_vocab(
+    counts: Tensor, size: int, *, forced: Iterable[int] = (), preferred: Tensor | None = None
+) -> DraftVocab:
     """Keep the `size` most frequent tokens, the forced ids (turn ends) always among them.
 
-    Ties, and the padding when fewer distinct tokens were seen, go to the lowest id. counts: [V]
+    Ties, and the padding when fewer distinct tokens were seen, go to the preferred ids (those that a
+    head to go on from can draft already), then to the lowest id. counts: [V]
     """
     total = counts.numel()
     if not 1 <= size <= total:
         raise CheckpointError(f"draft vocabulary size {size} is not within 1..{total}")
-    rank = counts.clone()
+    rank = 2 * counts
+    if preferred is not None:
+        rank[preferred] += 1
     rank[torch.tensor(sorted(set(forced)), dtype=torch.int64)] = torch.iinfo(torch.int64).max
     ids = torch.sort(rank, descending=True, stable=True).indices[:size].sort().values
     t2d = torch.zeros(total, dtype=torch.bool)

@@ -48,3 +48,13 @@ def test_build_vocab_too_large_is_refused_with_both_numbers() -> None:
     """A draft vocabulary beyond the target's is an error that shows both sizes."""
     with pytest.raises(CheckpointError, match=r"9 is not within 1\.\.8"):
         build_vocab(torch.zeros(8, dtype=torch.int64), 9)
+
+
+def test_build_vocab_fills_up_with_preferred_tokens_before_low_ids() -> None:
+    """Tokens 3 and 5 were seen; of the two other places one goes to the preferred 9, one to 0."""
+    counts = torch.zeros(12, dtype=torch.int64)
+    counts[3], counts[5] = 4, 1
+
+    vocab = build_vocab(counts, 4, preferred=torch.tensor([9]))
+
+    assert vocab.target_ids.tolist() == [0, 3, 5, 9]
