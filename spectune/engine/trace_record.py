@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 
 from spectune.engine.drafter import Drafter
 from spectune.engine.scheduler import Engine
-from spectune.engine.trace_ranks import RankRows, RootsAlongText, TraceSpace, rank_rows
+from spectune.engine.trace_path import RootsAlongText, TraceSpace
+from spectune.engine.trace_ranks import RankRows, rank_rows
 from spectune.engine.trace_texts import KnownText, decode
 from spectune.errors import StoreError, UsageError
 from spectune.records import OPTION, Request, SpecConfig

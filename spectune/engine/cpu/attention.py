@@ -172,6 +172,8 @@ def attend(
                     padded // unit,
                     scores.ctypes.data + first * scores.strides[0] + block * _BLOCK * 4,
                     scores.strides[0],
+                    keys.ctypes.data + (block + 1) * _BLOCK * padded * keys.itemsize,
+                    _BLOCK * 4,
                 )
                 first += n
         for q in range(num_queries):
@@ -229,6 +231,8 @@ def _mix(first_query, last_query, values, base, first_step, num_steps, max_colum
                 num_steps,
                 mixed.ctypes.data + first * mixed.strides[0] + block * _BLOCK * 4,
                 mixed.strides[0],
+                0,
+                0,
             )
         first += n
 
@@ -316,3 +320,27 @@ def _copy_column(values, max_columns, column, tail, tail_columns, slot, padded):
 def _emit(mixed, q, inverse, out, row, offset, dim):
     for i in range(dim):
         out[row, offset + i] = stored_as(out[0, 0], mixed[q, i] * inverse)
+
+
+@kernel
+def move_columns(cache, slots, sources, targets, padded):
+    """Copy columns sources [B, M] to targets [B, M], left to right, in every layer and key head.
+
+    Left to right is safe where no target lies right of its source.
+    """
+    unit = 4 // cache.itemsize
+    max_columns = cache.shape[4] // padded
+    for layer in range(cache.shape[0]):
+        for b in range(slots.shape[0]):
+            for head in range(cache.shape[3]):
+                keys, values = cache[layer, 0, slots[b], head], cache[layer, 1, slots[b], head]
+                for m in range(sources.shape[1]):
+                    source, target = sources[b, m], targets[b, m]
+                    if source == target:
+                        continue
+                    old = source // _BLOCK * (padded * _BLOCK) + source % _BLOCK * unit
+                    new = target // _BLOCK * (padded * _BLOCK) + target % _BLOCK * unit
+                    for i in range(padded):
+                        step = i // unit * (_BLOCK * unit) + i % unit
+                        keys[new + step] = keys[old + step]
+                    _copy_column(values, max_columns, source, values, max_columns, target, padded)

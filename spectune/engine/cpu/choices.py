@@ -27,7 +27,7 @@ def best_pass(thread, num_threads, kind, sync, x, num_rows, weight, steps, width
         lanes = min(_BLOCK, width - block * _BLOCK)
         while first < num_rows:
             n = chunk(first, num_rows)
-            block_sums(kind, x, first, n, weight, block, steps, sums[thread])
+            block_sums(kind, x, first, n, num_rows, weight, block, steps, sums[thread])
             for row in range(n):
                 top = _LOWEST
                 for lane in range(lanes):

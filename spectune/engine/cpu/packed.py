@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from spectune.engine.cpu.attention import move_columns
 from spectune.engine.cpu.tiles import BLOCK, aligned_zeros, pack, pack_int8
 
 Array = np.ndarray[Any, Any]
@@ -64,14 +65,6 @@ class PackedCache:
         shape = (num_layers, 2, num_slots, num_kv_heads, self.max_len * self.padded_dim)
         self.data = aligned_zeros(shape, dtype)
         self.array = array_of(self.data)
-        unit = 4 // self.data.element_size()
-        self._keys = self.data[:, 0].view(
-            *self.data.shape[:1], num_slots, num_kv_heads, -1, self.padded_dim // unit, BLOCK, unit
-        )
-        self._values = self.data[:, 1].view(
-            *self.data.shape[:1], num_slots, num_kv_heads, self.padded_dim // BLOCK, -1, BLOCK, unit
-        )
-        self._unit = unit
 
     @property
     def bytes_per_token(self) -> int:
@@ -80,9 +73,10 @@ class PackedCache:
 
     def move(self, slots: Tensor, sources: Tensor, targets: Tensor) -> None:
         """Copy columns sources [B, M] to targets [B, M] in every layer (accepted tree nodes)."""
-        rows = slots.unsqueeze(1).expand_as(sources)
-        keys, values, unit = self._keys, self._values, self._unit
-        old_keys = keys[:, rows, :, sources // BLOCK, :, sources % BLOCK]
-        keys[:, rows, :, targets // BLOCK, :, targets % BLOCK] = old_keys
-        old_values = values[:, rows, :, :, sources // unit, :, sources % unit]
-        values[:, rows, :, :, targets // unit, :, targets % unit] = old_values
+        move_columns(
+            self.array,
+            slots.numpy(),
+            sources.contiguous().numpy(),
+            targets.contiguous().numpy(),
+            self.padded_dim,
+        )

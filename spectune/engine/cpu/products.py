@@ -19,30 +19,30 @@ _BLOCK = 64
 _HALF = 32
 
 
-def multiply_rows(kind, n, x, x_bytes, w, steps, out, out_bytes):
+def multiply_rows(kind, n, x, x_bytes, w, steps, out, out_bytes, ahead, ahead_bytes):
     """out [n, 64] = x [n, steps units] times one packed block; `kind` is an element of the weights' kind."""
 
 
-def add_rows(kind, n, x, x_bytes, w, steps, out, out_bytes):
+def add_rows(kind, n, x, x_bytes, w, steps, out, out_bytes, ahead, ahead_bytes):
     """As `multiply_rows`, added to what `out` holds."""
 
 
 def _dispatch(kind: str, adds: bool):
     one, two, three, four, five, six = (tile(kind, rows, 4, adds=adds) for rows in range(1, MAX_ROWS + 1))
 
-    def by_rows(kind, n, x, x_bytes, w, steps, out, out_bytes):
+    def by_rows(kind, n, x, x_bytes, w, steps, out, out_bytes, ahead, ahead_bytes):
         if n == 1:
-            one(x, x_bytes, w, steps, out, out_bytes)
+            one(x, x_bytes, w, steps, out, out_bytes, ahead, ahead_bytes)
         elif n == 2:
-            two(x, x_bytes, w, steps, out, out_bytes)
+            two(x, x_bytes, w, steps, out, out_bytes, ahead, ahead_bytes)
         elif n == 3:
-            three(x, x_bytes, w, steps, out, out_bytes)
+            three(x, x_bytes, w, steps, out, out_bytes, ahead, ahead_bytes)
         elif n == 4:
-            four(x, x_bytes, w, steps, out, out_bytes)
+            four(x, x_bytes, w, steps, out, out_bytes, ahead, ahead_bytes)
         elif n == 5:
-            five(x, x_bytes, w, steps, out, out_bytes)
+            five(x, x_bytes, w, steps, out, out_bytes, ahead, ahead_bytes)
         else:
-            six(x, x_bytes, w, steps, out, out_bytes)
+            six(x, x_bytes, w, steps, out, out_bytes, ahead, ahead_bytes)
 
     return by_rows
 
@@ -51,12 +51,12 @@ _KINDS = {types.uint16: "bf16", types.float32: "f32", types.int8: "int8"}
 
 
 @overload(multiply_rows)
-def _multiply_rows(kind, n, x, x_bytes, w, steps, out, out_bytes):
+def _multiply_rows(kind, n, x, x_bytes, w, steps, out, out_bytes, ahead, ahead_bytes):
     return _dispatch(_KINDS[kind], adds=False)
 
 
 @overload(add_rows)
-def _add_rows(kind, n, x, x_bytes, w, steps, out, out_bytes):
+def _add_rows(kind, n, x, x_bytes, w, steps, out, out_bytes, ahead, ahead_bytes):
     return _dispatch(_KINDS[kind], adds=True)
 
 
@@ -75,11 +75,20 @@ def share(num_units, thread, num_threads):
 
 
 @kernel
-def block_sums(kind, x, first, n, weight, block, steps, sums):
-    """sums [n, 64] fp32 of rows first.. of x with one block, scale and bias applied."""
+def block_sums(kind, x, first, n, num_rows, weight, block, steps, sums):
+    """sums [n, 64] fp32 of rows first.. of x with one block, scale and bias applied.
+
+    Each tile of rows asks for its part of the next block meanwhile: sums and memory overlap.
+    """
+    num_parts = (num_rows + 5) // 6
+    part = first * num_parts // num_rows
     size = steps * _BLOCK * 4
     if kind.itemsize == 1:
         size = steps * _BLOCK
+    ahead = weight[0] + (block + 1) * size + part * size // num_parts
+    ahead_bytes = size // (steps * num_parts)
+    if num_parts == 1:  # one tile waits for memory all the time: asking ahead only gets in its way
+        ahead, ahead_bytes = sums.ctypes.data, 0
     multiply_rows(
         kind[0],
         n,
@@ -89,6 +98,8 @@ def block_sums(kind, x, first, n, weight, block, steps, sums):
         steps,
         sums.ctypes.data,
         sums.strides[0],
+        ahead,
+        ahead_bytes,
     )
     if weight[2] != 0:
         scale = as_floats(weight[2] + block * _BLOCK * 4, _BLOCK)
@@ -111,7 +122,7 @@ def project(kind, x, num_rows, weight, steps, out, width, sums, thread, num_thre
         lanes = min(_BLOCK, width - block * _BLOCK)
         while first < num_rows:
             n = chunk(first, num_rows)
-            block_sums(kind, x, first, n, weight, block, steps, sums)
+            block_sums(kind, x, first, n, num_rows, weight, block, steps, sums)
             for row in range(n):
                 for lane in range(lanes):
                     out[first + row, block * _BLOCK + lane] = stored_as(out[0, 0], sums[row, lane])
@@ -127,7 +138,7 @@ def project_add(kind, x, num_rows, weight, steps, out, width, sums, thread, num_
         lanes = min(_BLOCK, width - block * _BLOCK)
         while first < num_rows:
             n = chunk(first, num_rows)
-            block_sums(kind, x, first, n, weight, block, steps, sums)
+            block_sums(kind, x, first, n, num_rows, weight, block, steps, sums)
             for row in range(n):
                 for lane in range(lanes):
                     column = block * _BLOCK + lane
@@ -147,7 +158,7 @@ def project_silu(kind, x, num_rows, weight, steps, out, width, sums, thread, num
         lanes = min(_HALF, width - block * _HALF)
         while first < num_rows:
             n = chunk(first, num_rows)
-            block_sums(kind, x, first, n, weight, block, steps, sums)
+            block_sums(kind, x, first, n, num_rows, weight, block, steps, sums)
             for row in range(n):
                 for lane in range(lanes):
                     gate = value_of(stored_as(out[0, 0], sums[row, lane]))

@@ -13,7 +13,7 @@ from spectune.engine.cpu.scalar import wait_while
 _WORD = 8  # int64 of a cache line
 
 
-_SPINS = 20_000  # about fifty microseconds: the calls of a round follow each other within that
+_SPINS = 300_000  # some hundred microseconds: the calls of a round follow each other within that
 
 
 class Team:

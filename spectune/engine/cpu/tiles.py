@@ -85,9 +85,24 @@ def _load_input(builder, kind: str, address, offset):
     return _splat(builder, builder.load(_pointer(builder, address, offset, _F32)), _FLOATS)
 
 
+def _prefetch(builder, address):
+    """Ask for a cache line that will be read soon (second-level cache); any address is harmless."""
+    byte_pointer = _I8.as_pointer()
+    name = "llvm.prefetch.p0"
+    function = builder.module.globals.get(name)
+    if function is None:
+        kinds = [byte_pointer, _I32, _I32, _I32]
+        function = ir.Function(builder.module, ir.FunctionType(ir.VoidType(), kinds), name)
+    hints = [ir.Constant(_I32, value) for value in (0, 2, 1)]
+    builder.call(function, [builder.inttoptr(address, byte_pointer), *hints])
+
+
 @functools.cache
 def tile(kind: str, num_rows: int, num_blocks: int, *, adds: bool = False):
-    """Intrinsic (inputs, row_bytes, weights, num_steps, out, out_row_bytes), all int64 addresses.
+    """Intrinsic (inputs, row_bytes, weights, num_steps, out, out_row_bytes, ahead, ahead_bytes), all int64.
+
+    `ahead` is an address to prefetch from, `ahead_bytes` a step of k; tiles of fewer than 4 rows wait for
+    memory anyway and ask for nothing.
 
     Args:
         kind: bf16, f32 or int8 (weights; int8 takes fp32 inputs).
@@ -97,7 +112,7 @@ def tile(kind: str, num_rows: int, num_blocks: int, *, adds: bool = False):
     dot = _dot_bf16 if kind == "bf16" else _dot_f32
 
     def generate(context, builder, signature, args):
-        inputs, row_bytes, weights, num_steps, out, out_row_bytes = args
+        inputs, row_bytes, weights, num_steps, out, out_row_bytes, ahead, ahead_bytes = args
 
         def out_pointer(row: int, block: int):
             offset = builder.mul(out_row_bytes, ir.Constant(_I64, row))
@@ -117,6 +132,10 @@ def tile(kind: str, num_rows: int, num_blocks: int, *, adds: bool = False):
         step.add_incoming(ir.Constant(_I64, 0), before)
         sums = [builder.phi(_FLOATS) for _ in cells]
         vectors = [_load_weights(builder, kind, weights, step, block) for block in range(num_blocks)]
+        if num_rows >= 4 and not adds:
+            line = builder.add(ahead, builder.mul(step, ahead_bytes))
+            _prefetch(builder, line)
+            _prefetch(builder, builder.add(line, ir.Constant(_I64, 64)))
         column = builder.mul(step, ir.Constant(_I64, 4))
         totals = []
         for row in range(num_rows):
@@ -140,8 +159,8 @@ def tile(kind: str, num_rows: int, num_blocks: int, *, adds: bool = False):
             builder.store(totals[index], out_pointer(row, block)).align = 4
         return context.get_dummy_value()
 
-    def typed(context, inputs, row_bytes, weights, num_steps, out, out_bytes):
-        return types.void(*[types.int64] * 6), generate
+    def typed(context, inputs, row_bytes, weights, num_steps, out, out_row_bytes, ahead, ahead_bytes):
+        return types.void(*[types.int64] * 8), generate
 
     return intrinsic(typed)
 
