@@ -1,0 +1,95 @@
+"""The client's clock against vLLM's own: time per output token and throughput, at concurrency 1, 4 and 16.
+
+    python tests/bench/vllm_client.py --engine-python /path/to/venv/bin/python
+
+vLLM keeps, in its engine, each request's (last token - first token) / (tokens - 1) and counts its
+tokens; the client times stream events on the other side of HTTP. For the same requests both means have
+to agree within 2%. Throughput is tokens over the time from the first request sent to the last event,
+with the server's token counter against the client's usage counts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from statistics import fmean
+
+from spectune.backend.client import ClientOptions, run_requests
+from spectune.backend.prometheus import grown
+from spectune.backend.server_api import scrape
+from spectune.backend.vllm import VllmBackend
+from spectune.records import Cell, Point, Request, Sampling, SpecConfig
+from spectune.workload import load_workload
+from spectune.workload.arrivals import ClosedLoop
+
+HEAD = "smollm2-135m-eagle3"
+TOLERANCE = 0.02
+TPOT = "vllm:request_time_per_output_token_seconds"
+TOKENS = "vllm:generation_tokens_total"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--engine-python", help="interpreter that has vllm; the installed one if not given")
+    parser.add_argument("--max-tokens", type=int, default=48)
+    parser.add_argument("--concurrency", default="1,4,16")
+    parser.add_argument("--num-tokens", type=int, default=3, help="drafts of the EAGLE-3 head; 0 for plain")
+    arguments = parser.parse_args()
+    config = (
+        SpecConfig.chain("eagle3", arguments.num_tokens, draft_model=HEAD)
+        if arguments.num_tokens
+        else SpecConfig.off()
+    )
+    backend = VllmBackend(draft_model=HEAD, engine_python=arguments.engine_python, progress=print)
+    sampling = Sampling(max_tokens=arguments.max_tokens, ignore_eos=True)
+    levels = [int(value) for value in arguments.concurrency.split(",")]
+    requests = [
+        Request(
+            request_id=prompt.prompt_id,
+            prompt_ids=backend.encode(prompt, "", 0),
+            category=prompt.category,
+            sampling=sampling,
+        )
+        for prompt in load_workload(None, num_prompts=3 * max(levels)).prompts
+    ]
+    cell = Cell(batch_size=max(levels), context_tokens=0, temperature=0.0)
+    point = Point(config=config, cell=cell, workload_hash="bench", sampling=sampling)
+    worst = 0.0
+    with backend.open(backend.plan([point])[0]) as session:
+        session.run(point, requests[:4])  # warm
+        address = session.address  # type: ignore[attr-defined]  # of ServerSession
+        for level in levels:
+            own = requests[: max(8, 2 * level)]
+            worst = max(worst, compare(address.url, address.served_model, own, level))
+    print(
+        f"largest difference {worst:.2%}, limit {TOLERANCE:.0%}: {'holds' if worst <= TOLERANCE else 'FAILS'}"
+    )
+    return int(worst > TOLERANCE)
+
+
+def compare(url: str, model: str, requests: list[Request], level: int) -> float:
+    """Both sides of one load; the larger of the two relative differences."""
+    before, started = scrape(url), time.perf_counter()
+    done = run_requests(url, model, requests, ClosedLoop(concurrency=level), ClientOptions())
+    wall_s, after = time.perf_counter() - started, scrape(url)
+    if failed := [one for one in done if not one.is_success]:
+        sys.exit(f"{len(failed)} requests failed: {failed[0].error}")
+    count = grown(before, after, f"{TPOT}_count", model=model)
+    total = grown(before, after, f"{TPOT}_sum", model=model)
+    counted = grown(before, after, TOKENS, model=model)
+    assert count is not None and total is not None and counted is not None  # noqa: PT018  # one condition
+    tpot = fmean(one.tpot_s for one in done if one.tpot_s is not None)
+    tokens = sum(one.num_output_tokens or 0 for one in done)
+    rows = (
+        ("mean time per output token", tpot * 1e3, total / count * 1e3, "ms"),
+        ("throughput", tokens / wall_s, counted / wall_s, "tokens/s"),
+    )
+    print(f"concurrency {level}: {len(done)} requests, {count:.0f} in vLLM's histogram")
+    for name, client, server, unit in rows:
+        print(f"   {name}: client {client:.3f} {unit}, vllm {server:.3f} {unit}: {client / server - 1:+.2%}")
+    return max(abs(client / server - 1) for _, client, server, _ in rows)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

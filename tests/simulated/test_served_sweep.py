@@ -1,0 +1,273 @@
+"""Sweeps over servers, end to end on a stand-in for vLLM: plan, starts, failures, kill and resume."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from spectune.backend.processes import PROC
+from spectune.store import RunStore
+
+STAND_IN = Path(__file__).parents[1] / "support" / "mock_vllm.py"
+WORKLOAD = "\n".join(
+    json.dumps({"prompt": f"Tell me about the number {i} in a few words.", "category": "facts"})
+    for i in range(8)
+)
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="process groups are read from /proc")
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with the config and the tokenizer of a model, and no weights."""
+    import tokenizers
+
+    folder = tmp_path_factory.mktemp("model")
+    config = {"num_hidden_layers": 1, "num_attention_heads": 2, "hidden_size": 8, "model_type": "other"}
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    vocab = {chr(code): code - 32 for code in range(32, 127)}
+    tokenizers.Tokenizer(tokenizers.models.BPE(vocab=vocab, merges=[])).save(str(folder / "tokenizer.json"))
+    return folder
+
+
+@pytest.fixture
+def arguments(model: Path, tmp_path: Path) -> Callable[..., list[str]]:
+    """A small sweep; `truth` and `words` go to the stand-in."""
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text(WORKLOAD + "\n", encoding="utf-8")
+
+    def build(*more: str, truth: dict[str, Any] | None = None, words: str = "") -> list[str]:
+        declared = json.dumps({"output_tokens": 12, "step_s": 0.002} | (truth or {}), separators=(",", ":"))
+        launcher = f"{sys.executable} {STAND_IN} --truth '{declared}' {words} {{args}}"
+        return [
+            "sweep", "--backend", "vllm", "--server-cmd", launcher, "--model", str(model), "--method", "ngram",
+            "--num-tokens", "3", "--topk", "1", "--max-concurrency", "2", "--dataset-path", str(prompts),
+            "--num-prompts", "8", "--min-blocks", "2", "--max-tokens", "12", "--output-dir", str(tmp_path / "run"),
+            *more,
+        ]  # fmt: skip
+
+    return build
+
+
+def spectune(*argv: str) -> subprocess.CompletedProcess[str]:
+    """The command line in a process of its own."""
+    return subprocess.run(
+        [sys.executable, "-m", "spectune", *argv], capture_output=True, text=True, check=False
+    )
+
+
+def counts(run: Path) -> dict[str, Any]:
+    """Everything of a run that is no time: outcomes, texts and steps of every point."""
+    store = RunStore.open(run)
+    return {
+        point_id: (
+            outcome.status,
+            sorted(
+                (index, r.request_id, r.output_ids, len(r.steps))
+                for index, block in store.blocks(point_id).items()
+                for r in block.requests
+            ),
+        )
+        for point_id, outcome in store.outcomes().items()
+    }
+
+
+def stand_ins() -> list[int]:
+    """Ids of living stand-ins of this test session."""
+    found = []
+    for folder in PROC.glob("[0-9]*"):
+        try:
+            words = (folder / "cmdline").read_bytes().split(b"\0")
+        except OSError:
+            continue
+        if str(STAND_IN).encode() in words:
+            found.append(int(folder.name))
+    return found
+
+
+def test_sweep_measures_between_two_starts_of_plain_decoding(
+    arguments: Callable[..., list[str]], tmp_path: Path
+) -> None:
+    """off, candidate, off: three starts, a verdict, a report, and no process left."""
+    done = spectune(*arguments("--json"))
+
+    assert done.returncode == 0, done.stderr
+    summary = json.loads(done.stdout)
+    assert [arm["config"]["method"] for arm in summary["cells"][0]["arms"]] == ["off", "ngram"]
+    assert summary["cells"][0]["last_start"]["n"] == 8  # one pair a prompt
+    assert re.findall("starting vllm for (.*)", done.stderr) == ["off", "ngram K=3 n=1-5", "off"]
+    assert (tmp_path / "run" / "report.html").stat().st_size > 10_000
+    assert stand_ins() == []
+
+
+def test_sweep_recovers_the_declared_acceptance(arguments: Callable[..., list[str]]) -> None:
+    """With every draft right a step emits four tokens: 1 + 11 tokens are steps of 4, 4 and 3."""
+    done = spectune(*arguments("--json", truth={"acceptance": [1.0]}))
+
+    arm = json.loads(done.stdout)["cells"][0]["arms"][1]
+    assert arm["acceptance"]["num_steps"] == 8 * 3
+    assert arm["acceptance"]["acceptance_length"] == pytest.approx(1 + (3 + 3 + 2) / 3, abs=0.35)
+
+
+def test_dry_run_prints_the_command_of_every_start(
+    arguments: Callable[..., list[str]], tmp_path: Path
+) -> None:
+    """What would be started stands there whole, and nothing is."""
+    done = spectune(*arguments("--dry-run"))
+
+    assert done.returncode == 0
+    starts = re.findall(r"^start \d+: (.*)$", done.stdout, flags=re.MULTILINE)
+    assert starts == ["off", "ngram K=3 n=1-5", "off"]
+    assert "3 starts of about" in done.stdout
+    assert '"num_speculative_tokens":3' in done.stdout
+    assert not (tmp_path / "run").exists()
+
+
+def test_dry_run_of_a_draft_model_and_a_tree(arguments: Callable[..., list[str]], model: Path) -> None:
+    """A small model drafts chains and gets a standby start; trees are refused with the reason."""
+    done = spectune(
+        *arguments("--dry-run", "--topk", "1,4", "--num-draft-tokens", "8", "--draft-model", str(model)),
+        "--method",
+        "draft_model",
+    )
+
+    assert '"method":"draft_model"' in done.stdout
+    assert '"num_speculative_tokens_per_batch_size":[[1,16,0]]' in done.stdout
+    assert "draft_model drafts chains only" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "text"),
+    [
+        ("--misbehave bad_flag", 1, "unrecognized arguments: --nonsense"),
+        ("--misbehave no_model", 1, "missing model"),
+        ("--misbehave no_memory", 1, "out of memory"),
+        ("--misbehave wrong_name", 1, "somebody-else"),
+    ],
+)
+def test_server_that_cannot_start_fails_its_points_and_says_why(
+    arguments: Callable[..., list[str]], words: str, code: int, text: str
+) -> None:
+    """Every point gets a status with the server's own words; nothing usable is exit code 1."""
+    done = spectune(*arguments(words=words))
+
+    assert done.returncode == code
+    assert text in done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
+    assert stand_ins() == []
+
+
+def test_candidate_that_dies_under_load_fails_alone(
+    arguments: Callable[..., list[str]], tmp_path: Path
+) -> None:
+    """The dead arm is told as failed, plain decoding is measured, the sweep goes on: exit code 7 or 1."""
+    truth = {"by_method": {"ngram": {"faults": [{"kind": "die", "first": 5}]}}}
+    done = spectune(*arguments(truth=truth))
+
+    store = RunStore.open(tmp_path / "run")
+    by_method: dict[str, set[str]] = {}
+    for outcome in store.outcomes().values():
+        by_method.setdefault(outcome.point.config.method, set()).add(outcome.status.value)
+    assert by_method == {"off": {"ok"}, "ngram": {"failed"}}
+    assert done.returncode == 1  # without a candidate there is no verdict
+    assert "died under load" in done.stdout + done.stderr
+
+
+def test_server_that_queues_is_capped(arguments: Callable[..., list[str]], tmp_path: Path) -> None:
+    """A server that runs one request at a time while two are in flight is measured at another load."""
+    spectune(*arguments(truth={"max_num_seqs": 1}))
+
+    statuses = {outcome.status.value for outcome in RunStore.open(tmp_path / "run").outcomes().values()}
+    assert statuses == {"capped"}
+
+
+def test_all_requests_refused_gives_no_number(arguments: Callable[..., list[str]]) -> None:
+    """Twenty errors are no throughput of zero: nulls, a status, the error once, exit code 1."""
+    done = spectune(*arguments("--json", truth={"faults": [{"kind": "http_400"}]}))
+
+    assert done.returncode == 1
+    arm = json.loads(done.stdout)["cells"][0]["arms"][0]
+    assert (arm["status"], arm["output_tokens_per_s"], arm["latency"]) == ("failed", None, None)
+    assert "400" in arm["reason"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "text"),
+    [
+        (["--min-p", "0.1"], "--min-p 0.1"),
+        (["--max-num-seqs", "1"], "--max-num-seqs 1 is below --max-concurrency 2"),
+        (["--extra-server-args", "--speculative-model x"], "has no speculative-model any more"),
+        (["--num-tokens", "0"], "below the minimum of 1"),
+        (["--base-url", "http://127.0.0.1:9", "--server-cmd", "x {args}"], "--server-cmd is decided when"),
+        (["--method", "draft_model"], "needs --draft-model"),
+    ],
+    ids=["min-p", "max-num-seqs", "old-flag", "no-tokens", "relaunch", "no-draft"],
+)
+def test_what_cannot_work_is_refused_before_anything_starts(
+    arguments: Callable[..., list[str]], flags: list[str], text: str, tmp_path: Path
+) -> None:
+    """Usage errors name the flag and the value, exit code 2, and nothing was started."""
+    done = spectune(*arguments(*flags))
+
+    assert done.returncode == 2
+    assert text in done.stderr
+    assert not (tmp_path / "run" / "servers").exists()
+
+
+def kill_after(words: list[str], mark: str, number: int) -> None:
+    """Run a sweep and kill it outright when `mark` has been said `number` times."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "spectune", *words],
+        stderr=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        text=True,
+    )
+    assert process.stderr is not None
+    seen = 0
+    for line in process.stderr:
+        seen += mark in line
+        if seen == number:
+            os.kill(process.pid, signal.SIGKILL)
+            break
+    process.stderr.close()
+    process.wait()
+
+
+@pytest.mark.slow
+def test_killed_and_resumed_twenty_times_ends_with_the_same_table(
+    arguments: Callable[..., list[str]], tmp_path: Path
+) -> None:
+    """Killed outright at twenty places (in a start, in a load, after a point) and resumed: the same
+    texts, steps and outcomes as the run that nobody killed, no point lost and none repeated."""
+    flags = arguments("--num-boots", "4", "--num-tokens", "1,3")
+    whole = spectune(*flags)
+    assert whole.returncode == 0, whole.stderr
+    expected = counts(tmp_path / "run")
+    broken = tmp_path / "broken"
+    flags[flags.index("--output-dir") + 1] = str(broken)
+
+    marks = [("starting vllm", 1), ("server ready", 1), ("[", 1)]
+    for attempt in range(20):
+        words = flags if attempt == 0 else ["sweep", "--resume", str(broken)]
+        done_before = len(RunStore.open(broken).outcomes()) if attempt else 0
+        kill_after(words, *marks[attempt % 3])
+        assert len(RunStore.open(broken).outcomes()) >= done_before
+    last = spectune("sweep", "--resume", str(broken))
+
+    assert last.returncode == 0, last.stderr
+    assert counts(broken) == expected
+    lines = (broken / "points.jsonl").read_text(encoding="utf-8").splitlines()
+    assert len(lines) == len(expected)
+    again = spectune("sweep", "--resume", str(broken))
+    assert "starting vllm" not in again.stderr
+    assert counts(broken) == expected
+    assert stand_ins() == []
