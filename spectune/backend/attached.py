@@ -38,6 +38,7 @@ from spectune.records import (
 if TYPE_CHECKING:
     from spectune.engine.tokenizer import Tokenizer
 
+MOCK = "mock"
 SERVED = "served"
 """Method of a server that speculates and does not say how."""
 
@@ -57,6 +58,7 @@ class ServerFacts:
     version: str
     config: SpecConfig
     max_model_len: int | None
+    is_simulated: bool = False
 
 
 class AttachedBackend:
@@ -143,6 +145,7 @@ class AttachedBackend:
             device="unknown: the server does not tell",
             dtype="unknown: the server does not tell",
             threads=1,
+            is_simulated=facts.is_simulated,
             settings={
                 "speculation": facts.config.label,
                 "max_model_len": facts.max_model_len or "not told",
@@ -223,6 +226,7 @@ def read_facts(base_url: str, model: str | None) -> ServerFacts:
         url=url,
         served_model=name,
         version=_version(url),
+        is_simulated=_version(url).startswith(MOCK),
         config=_config(url, name),
         max_model_len=_max_model_len(url, name),
     )
@@ -233,7 +237,7 @@ def _version(url: str) -> str:
         told = server_api.engine_version(url)
     except SpectuneError:
         return "not told"
-    kind = "mock" if told.get("is_simulated") else "vllm"
+    kind = MOCK if told.get("is_simulated") else "vllm"
     return f"{kind} {told.get('version', 'of unknown version')}"
 
 

@@ -19,6 +19,7 @@ from spectune.backend.environments import Environment, detect_device, engines_di
 from spectune.backend.heads import folder_digest, head_folder
 from spectune.backend.prompts import encode_prompt, load_tokenizer
 from spectune.backend.server import HOST, READY_TIMEOUT_S, Server, ServerCommand, free_port, log_tail, serve
+from spectune.backend.server_api import engine_version
 from spectune.backend.server_session import Address, ServerSession
 from spectune.backend.vllm_command import (
     METHODS,
@@ -106,6 +107,7 @@ class VllmBackend:
         self._ready_timeout_s, self._port = ready_timeout_s, port
         self._log_dir = log_dir or engines_dir() / "logs"
         self._say = progress
+        self._is_simulated = False
         self._num_oom: dict[SpecConfig, int] = {}
         if server_cmd is None:
             check_version(self.environment.version)
@@ -163,6 +165,7 @@ class VllmBackend:
             check_head(head_folder(self._draft_model))
         with ExitStack() as stack:
             server = self._start(stack, launch)
+            self._is_simulated = bool(engine_version(server.url).get("is_simulated", False))
             yield ServerSession(
                 Address(
                     url=server.url,
@@ -231,6 +234,7 @@ class VllmBackend:
                 "chat_template": self.template_digest or "none",
                 **head,
             },
+            is_simulated=self._is_simulated,
             weight_bytes=weight_bytes(self.model_path),
             kv_bytes_per_token=kv_bytes_per_token(self.model_path),
         )

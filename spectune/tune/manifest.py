@@ -15,8 +15,8 @@ from spectune.records import SCHEMA_VERSION, Backend, Fingerprint
 from spectune.store import RunStore, dump_strict
 from spectune.tune.plan import SweepPlan
 
-# Measured anew at every start, so it never decides whether two starts are the same.
-MEASURED_FIELDS = frozenset({"read_bandwidth_bytes_per_s"})
+# Measured or told anew at every start, so they never decide whether two starts are the same.
+MEASURED_FIELDS = frozenset({"read_bandwidth_bytes_per_s", "is_simulated"})
 
 
 def build_manifest(
@@ -118,7 +118,9 @@ def comparable(fingerprint: Fingerprint) -> dict[str, Any]:
 def merged_fingerprint(store: RunStore, backend: Backend) -> dict[str, Any]:
     """What the manifest knows, completed by what an open engine knows better."""
     known = {key: value for key, value in store.manifest["fingerprint"].items() if value is not None}
-    return {**asdict(backend.fingerprint()), **known}
+    ours = asdict(backend.fingerprint())
+    # a server says so only once it runs, and what was simulated once stays so
+    return {**ours, **known, "is_simulated": ours["is_simulated"] or known.get("is_simulated", False)}
 
 
 def first_difference(old: Any, new: Any, where: str) -> tuple[str, Any, Any] | None:

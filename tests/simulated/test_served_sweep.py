@@ -102,6 +102,7 @@ def test_sweep_measures_between_two_starts_of_plain_decoding(
 
     assert done.returncode == 0, done.stderr
     summary = json.loads(done.stdout)
+    assert summary["is_simulated"]  # the stand-in says that it is none
     assert [arm["config"]["method"] for arm in summary["cells"][0]["arms"]] == ["off", "ngram"]
     assert summary["cells"][0]["last_start"]["n"] == 8  # one pair a prompt
     assert re.findall("starting vllm for (.*)", done.stderr) == ["off", "ngram K=3 n=1-5", "off"]
