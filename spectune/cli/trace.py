@@ -286,7 +286,7 @@ def _head(options: TraceOptions, backend: ReferenceBackend) -> Any:
     from spectune.backend.heads import head_folder
     from spectune.draft.along_text import HeadAlongText
     from spectune.draft.checkpoint import load_head
-    from spectune.engine.trace_ranks import TraceSpace
+    from spectune.engine.trace_path import TraceSpace
 
     name = _head_name(options)
     assert name is not None, "eagle3 has a head here"

@@ -18,7 +18,7 @@ from spectune.draft.checkpoint import Head
 from spectune.engine.linear import Linear
 from spectune.engine.rope import Rope
 from spectune.engine.target import Target
-from spectune.engine.trace_ranks import Children
+from spectune.engine.trace_path import Children
 from spectune.engine.trace_texts import KnownText
 from spectune.errors import InfeasibleConfig
 from spectune.store.trace_file import ABSENT

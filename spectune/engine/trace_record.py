@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from spectune.engine.drafter import Drafter
+from spectune.engine.sampling import RowSampling
 from spectune.engine.scheduler import Engine
 from spectune.engine.trace_path import RootsAlongText, TraceSpace
 from spectune.engine.trace_ranks import RankRows, rank_rows
@@ -127,7 +128,8 @@ class LookupRecorder:
         drafter, depth = self._drafter, self._max_steps
         nothing = torch.zeros(0, 0)
         longest = max((len(text.ids) for text in texts), default=1)
-        drafter.reserve(len(texts), longest, SpecConfig.chain(self._method, depth, options=self._options))
+        config = SpecConfig.chain(self._method, depth, options=self._options)
+        drafter.reserve(len(texts), longest, config)
         slots = [slot for slot, text in enumerate(texts) if text.num_positions]
         for slot in slots:
             text = texts[slot]
@@ -136,9 +138,9 @@ class LookupRecorder:
         drafted = [np.zeros(text.num_positions, np.uint8) for text in texts]
         num_outputs = 1
         while slots:
-            pool = drafter.expand(slots, [1], depth)[0]
-            valid = (pool.log_scores > float("-inf")).cpu().numpy()
-            drafts = pool.tokens.cpu().numpy()
+            rows = RowSampling.of([texts[slot].request for slot in slots], torch.device("cpu"))
+            tree = drafter.propose(slots, config, rows)
+            valid, drafts = tree.valid[:, 1:].cpu().numpy(), tree.tokens[:, 1:].cpu().numpy()
             for row, slot in enumerate(slots):
                 rest = np.asarray(texts[slot].output_ids[num_outputs : num_outputs + drafts.shape[1]])
                 agrees = valid[row, : len(rest)] & (drafts[row, : len(rest)] == rest)

@@ -1,8 +1,9 @@
-"""Smaller chains from the steps of one live run with the largest K: an estimate, biased low.
+"""Smaller chains from the steps of one live run with the largest K: an estimate, as a rule biased low.
 
 For servers that report only per-step counts. A chain of K < K_max stands at other positions than the
-run did: after an early rejection the run never visits the roots that the smaller chain would, and these
-lie in easier text. So the estimate is low; replay of a trace along the server's own tokens is exact.
+run did: K_max crosses an easy stretch in few steps, the smaller chain would take more of them there, so
+easy text weighs too little and the estimate is low. Where agreement comes only in runs shorter than
+K_max it can be high instead. Replay of a trace along the server's own tokens is exact.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from spectune.errors import MetricMissing, UsageError
 from spectune.metrics.acceptance import survival
 from spectune.records import StepRecord
 
-LABEL = "estimated from one run with the largest K, biased low"
+LABEL = "estimated from one run with the largest K, biased (low where text has easy and hard stretches)"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

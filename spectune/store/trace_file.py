@@ -15,6 +15,7 @@ from __future__ import annotations
 import json
 import os
 import zipfile
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -207,7 +208,7 @@ def read_trace(path: Path) -> Trace:
     if not file.is_file():
         raise StoreError(f"{file}: no trace is there", hint="make one: spectune trace --output-dir DIR")
     try:
-        with np.load(file, allow_pickle=False) as data:
+        with file.open("rb") as stream, np.load(stream, allow_pickle=False) as data:
             arrays = {name: data[name] for name in data.files}
         meta = json.loads(arrays["meta"].tobytes())
         if meta["trace_version"] != TRACE_VERSION:
@@ -216,7 +217,7 @@ def read_trace(path: Path) -> Trace:
                 hint="trace again",
             )
         return _build(meta, arrays)
-    except (OSError, ValueError, KeyError, TypeError, zipfile.BadZipFile) as error:
+    except (OSError, EOFError, ValueError, KeyError, TypeError, zlib.error, zipfile.BadZipFile) as error:
         raise StoreError(f"{file} is damaged: {error}", hint="trace again") from error
 
 

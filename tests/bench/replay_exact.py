@@ -26,7 +26,7 @@ from spectune.draft.along_text import HeadAlongText
 from spectune.draft.checkpoint import load_head
 from spectune.draft.ngram import NgramDrafter
 from spectune.engine.scheduler import Engine
-from spectune.engine.trace_ranks import TraceSpace
+from spectune.engine.trace_path import TraceSpace
 from spectune.engine.trace_record import HeadRecorder, LookupRecorder, trace_group
 from spectune.metrics.acceptance import acceptance_length, pooled_steps
 from spectune.records import Request, RequestRecord, Sampling, SpecConfig
