@@ -48,6 +48,9 @@ def eagle3(
     init_from: Annotated[
         str | None, typer.Option("--init-from", help="Head to go on from (default: the target's last layer).")
     ] = None,
+    corpus_share: Annotated[
+        float, typer.Option("--corpus-share", help="Train on the first part of the corpus only (0..1).")
+    ] = 1.0,
     apart_from: Annotated[
         list[str] | None,
         typer.Option("--apart-from", help="Workload whose prompts must not be learnt; several times."),
@@ -81,6 +84,7 @@ def eagle3(
         device=device,
         seed=seed,
         optimizer=optimizer,
+        corpus_share=corpus_share,
         apart_from=tuple(apart_from or ()),
         init_from=None if init_from is None else head_folder(init_from),
     )

@@ -22,6 +22,8 @@ class TrainPlan:
     sampled at `temperature`; self_share of the prompts are written by the target itself.
     batch_tokens counts padded answer positions per optimiser step; init_from is a head to go on from.
     apart_from are workloads (beside the built-in one) whose prompts must not be learnt.
+    corpus_share of the rows are trained on, the first ones; what is held out and the draft vocabulary
+    stay those of the whole corpus, so that sizes can be compared.
     """
 
     target: Path
@@ -53,6 +55,7 @@ class TrainPlan:
     optimizer: str = "adamw"
     init_from: Path | None = None
     apart_from: tuple[str, ...] = ()
+    corpus_share: float = 1.0
 
     def __post_init__(self) -> None:
         for name in ("num_tokens", "max_answer_tokens", "ttt_steps", "epochs", "batch_tokens", "eval_depth"):
@@ -61,6 +64,8 @@ class TrainPlan:
         for name in ("greedy_share", "self_share", "warmup", "min_lr_ratio"):
             if not 0.0 <= getattr(self, name) <= 1.0:
                 raise UsageError(f"{name.replace('_', '-')} {getattr(self, name)} is not within 0..1")
+        if not 0.0 < self.corpus_share <= 1.0:
+            raise UsageError(f"--corpus-share {self.corpus_share} is not within 0..1")
         if self.holdout_every < 2:
             raise UsageError(f"holdout-every {self.holdout_every} leaves nothing to train on")
         if self.optimizer not in ("adamw", "muon"):

@@ -6,6 +6,7 @@ step continues exactly as if it had not.
 
 from __future__ import annotations
 
+import math
 import random
 import time
 from collections.abc import Iterator, Sequence
@@ -24,7 +25,7 @@ from spectune.train.ttt import collate, ttt_loss
 
 TRAIN_SETTINGS = (
     "num_tokens", "draft_vocab_size", "ttt_steps", "decay", "epochs", "lr", "min_lr_ratio", "warmup",
-    "clip", "batch_tokens", "holdout_every", "seed", "optimizer", "init_from",
+    "clip", "batch_tokens", "holdout_every", "seed", "optimizer", "init_from", "corpus_share",
 )  # fmt: skip
 _SORT_POOL = 64
 _REPORT_EVERY = 10
@@ -88,7 +89,8 @@ class Trainer:
         self.plan, self.head, self.store, self.progress = plan, head, store, progress
         self.embedding, self.draft_rows = embedding, draft_rows
         self.path = directory / "train-state.pt"
-        self.train_ids, held = split(store, plan.holdout_every, kept)
+        train_ids, held = split(store, plan.holdout_every, kept)
+        self.train_ids = train_ids[: math.ceil(plan.corpus_share * len(train_ids))]
         self.held = [i for i in held if store.is_greedy(i)][: plan.eval_samples]
         lengths = [store.answer_length(i) for i in self.train_ids]
         self._epochs = [batches(lengths, plan.batch_tokens, e, plan.seed) for e in range(plan.epochs)]

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from spectune.draft.checkpoint import load_head
 from spectune.engine.target import Target
-from spectune.errors import CheckpointError, RunError, StoreError
+from spectune.errors import CheckpointError, RunError, StoreError, UsageError
 from spectune.train.corpus import (
     CorpusRow,
     build_corpus,
@@ -514,3 +514,17 @@ def test_corpus_with_ids_beyond_the_target_is_refused(
 
     with pytest.raises(StoreError, match="token 99, the target has 40"):
         check_vocabulary([strange], VOCAB, plan.output_dir)
+
+
+def test_trainer_corpus_share_takes_the_first_rows_and_the_same_held_out_ones(
+    prepared: tuple[TrainPlan, list[CorpusRow], FeatureStore],
+) -> None:
+    """Half of the corpus is its first half; what is held out does not change with the size."""
+    plan, rows, store = prepared
+    whole = make_trainer(plan, store, rows)
+    half = make_trainer(plan_for(plan.output_dir, corpus_share=0.5), store, rows)
+
+    assert half.train_ids == whole.train_ids[: -(-len(whole.train_ids) // 2)]
+    assert half.held == whole.held
+    with pytest.raises(UsageError, match="corpus-share"):
+        plan_for(plan.output_dir, corpus_share=0.0)
