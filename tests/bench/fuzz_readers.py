@@ -4,7 +4,7 @@
     python tests/bench/fuzz_readers.py --atheris [-atheris_runs=100000] coverage-guided, needs atheris
 
 Both start from the corpus of tests/unit/workload/odd_files.py. A finding is printed with its bytes and
-makes the exit code 1; an input that takes longer than a second is one as well.
+makes the exit code 1; an input that takes more than a second of processor time is one as well.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import random
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "unit" / "workload"))
@@ -72,7 +73,7 @@ class Target:
     def __call__(self, data: bytes, suffix: str) -> None:
         path = self.folder / f"input.{suffix}"
         path.write_bytes(data)
-        start = time.perf_counter()
+        start = time.process_time()
         try:
             load_workload(path, num_prompts=4)
             self.num_read += 1
@@ -84,8 +85,8 @@ class Target:
             self.findings.append(f"RecursionError {error} for {data[:300]!r} .{suffix}")
         except Exception as error:
             self.findings.append(f"{type(error).__name__} {error} for {data[:300]!r} .{suffix}")
-        if time.perf_counter() - start > SLOW_S:
-            self.findings.append(f"slow: {time.perf_counter() - start:.1f} s for {data[:300]!r} .{suffix}")
+        if time.process_time() - start > SLOW_S:
+            self.findings.append(f"slow: {time.process_time() - start:.1f} s for {data[:300]!r} .{suffix}")
 
 
 def run_mutations(target: Target, inputs: int, seed: int) -> None:
@@ -121,6 +122,8 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--atheris", action="store_true")
     arguments, _ = parser.parse_known_args()
+    with suppress(ModuleNotFoundError):
+        import pyarrow.parquet  # noqa: F401  # its import is no input's time
     with tempfile.TemporaryDirectory() as folder:
         target = Target(Path(folder))
         if arguments.atheris:
