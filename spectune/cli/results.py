@@ -74,7 +74,13 @@ def say_head(summary: RunSummary) -> None:
 
 
 def exit_code(summary: RunSummary) -> int:
-    """0 done, 1 nothing usable, 7 done with failed points."""
-    if summary.outcome == "no data":
+    """0 done, 1 nothing usable, 7 done with failed points.
+
+    A candidate measured without plain decoding (a lone server) gives no verdict and is usable all the same.
+    """
+    measured = any(
+        arm.status == "ok" and not arm.config.is_off for cell in summary.cells for arm in cell.arms
+    )
+    if summary.outcome == "no data" and not measured:
         return NOTHING_USABLE
     return DONE_WITH_FAILURES if summary.failures else DONE

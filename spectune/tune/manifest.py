@@ -44,9 +44,13 @@ def build_manifest(
 
 def num_repeated(plan: SweepPlan) -> int:
     """Requests of the largest cell for which a prompt is asked again, over all repeats."""
+    return max(0, _num_asked(plan) - len(plan.workload.prompts))
+
+
+def _num_asked(plan: SweepPlan) -> int:
+    """Most requests of different prompts that a cell asks for."""
     starts = 1 if plan.has_boots else plan.repeats  # a start is repeated on the same prompts
-    size = max(plan.num_cell_requests(cell) for cell in plan.cells)
-    return max(0, size * starts - len(plan.workload.prompts))
+    return max(plan.num_cell_requests(cell) for cell in plan.cells) * starts
 
 
 def describe_plan(plan: SweepPlan) -> dict[str, Any]:
@@ -152,5 +156,5 @@ def _strict(value: Any) -> Any:
 
 
 def _cautions(plan: SweepPlan) -> tuple[Any, ...]:
-    needed = max(plan.num_blocks(cell) * cell.batch_size for cell in plan.cells) * plan.repeats
-    return workload_cautions(plan.workload.prompts, needed, has_calibration=bool(plan.workload.calibration))
+    has_calibration = bool(plan.workload.calibration)
+    return workload_cautions(plan.workload.prompts, _num_asked(plan), has_calibration=has_calibration)

@@ -204,7 +204,7 @@ def test_all_requests_refused_gives_no_number(arguments: Callable[..., list[str]
 @pytest.mark.parametrize(
     ("flags", "text"),
     [
-        (["--min-p", "0.1"], "--min-p 0.1"),
+        (["--min-p", "0.1"], "min_p=0.1"),
         (["--max-num-seqs", "1"], "--max-num-seqs 1 is below --max-concurrency 2"),
         (["--extra-server-args", "--speculative-model x"], "has no speculative-model any more"),
         (["--num-tokens", "0"], "below the minimum of 1"),
