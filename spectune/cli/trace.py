@@ -161,8 +161,9 @@ def _tell(
         print_json({**about, **labels, **summary})
         return 0
     position = "" if per_position is None else f" ({per_position:.1f} bytes a position)"
+    label = "SYNTHETIC prompts: " if made.workload.get("is_synthetic") else ""
     print(
-        f"{summary['num_requests']} requests, {summary['num_output_tokens']} tokens, {size} bytes{position}; "
+        f"{label}{summary['num_requests']} requests, {summary['num_output_tokens']} tokens, {size} bytes{position}; "
         f"{len(configs)} configurations replayed in {replay_s * 1e3:.0f} ms"
     )
     for line in _table(summary["configs"]):
@@ -321,7 +322,12 @@ def _about(
     }
     about = {
         "fingerprint": fingerprint,
-        "workload": {"name": workload.name, "digest": workload.digest, "dropped": len(workload.dropped)},
+        "workload": {
+            "name": workload.name,
+            "digest": workload.digest,
+            "dropped": len(workload.dropped),
+            "is_synthetic": workload.is_synthetic,
+        },
         "sampling": {**_sampling(options), "space": {k: list(v) for k, v in space.items()}},
         "provenance": collect(argv),
     }
