@@ -24,6 +24,8 @@ HOST = "127.0.0.1"
 WATCH_S = 1.0
 """How often a starting server is asked, and its process looked at."""
 READY_TIMEOUT_S = 900.0
+HELD_LIMIT_BYTES = 512 * 1024 * 1024
+RELEASE_CHECKS = 15
 PROBE_TIMEOUT_S = 120.0
 """The first token of a cold engine may have to compile."""
 
@@ -201,21 +203,34 @@ def check_ready(url: str, served_model: str) -> None:
         raise EngineFailure(f"the server at {url} gives no first token: {token.error}")
 
 
-def _report_left(left: list[Member], held_before: int | None, say: Callable[[str], None]) -> None:
-    """Processes that would not end, and device memory that is still held, are named and stop the run."""
+def _report_left(
+    left: list[Member],
+    held_before: int | None,
+    say: Callable[[str], None],
+    *,
+    read_held: Callable[[], int | None] = device_memory_bytes,
+    sleep: Callable[[float], None] = time.sleep,
+) -> None:
+    """RunError naming processes that would not end, or whoever still holds the device's memory: the
+    next start would find it taken. Drivers give memory back with some delay."""
     if left:
         names = ", ".join(f"{member.pid} ({member.name})" for member in left)
+        say(f"processes of the server would not end: {names}")
         raise RunError(
             f"processes of the server would not end: {names}", hint="end them by hand, then resume"
         )
-    held_after = device_memory_bytes()
-    if held_before is None or held_after is None:
+    if held_before is None:
         return
-    if held_after - held_before > 512 * 1024 * 1024:
-        say(
-            f"device memory grew by {(held_after - held_before) / 2**30:.1f} GiB over the life of the server: "
-            f"held by {_device_holders() or 'nobody that the driver names'}"
-        )
+    for _ in range(RELEASE_CHECKS):
+        held_after = read_held()
+        if held_after is None or held_after - held_before <= HELD_LIMIT_BYTES:
+            return
+        sleep(WATCH_S)
+    raise RunError(
+        f"the device holds {(held_after - held_before) / 2**30:.1f} GiB more than before the server was started: "
+        f"{_device_holders() or 'the driver names nobody'}",
+        hint="end what holds it, then resume",
+    )
 
 
 def _device_holders() -> str:

@@ -100,6 +100,7 @@ def summarize_arm(data: ArmData, scope: str = ALL, fingerprint: Fingerprint | No
         rounds=pool_rounds(data.of_scope(scope)) if sound else None,
         point_ids=data.point_ids,
         cautions=data.cautions,
+        kv_capacity_tokens=_capacity(data),
     )
 
 
@@ -128,6 +129,12 @@ def measure_acceptance(config: SpecConfig, requests: tuple[RequestRecord, ...]) 
         alpha=accept.censored_alpha(steps, depth),
         num_drafting_steps=counts.num_draft_steps,
     )
+
+
+def _capacity(data: ArmData) -> int | None:
+    """The smallest cache of any of its starts."""
+    told = (block.load.kv_capacity_tokens for block in data.blocks.values() if block.load is not None)
+    return min((tokens for tokens in told if tokens is not None), default=None)
 
 
 def _reached_load(data: ArmData) -> float | None:

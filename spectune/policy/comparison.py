@@ -122,6 +122,7 @@ class ArmSummary:
     prediction: Prediction | None = None
     point_ids: tuple[str, ...] = ()
     cautions: tuple[str, ...] = ()
+    kv_capacity_tokens: int | None = None  # tokens that a server's cache holds; a draft takes from it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

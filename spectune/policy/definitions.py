@@ -40,6 +40,7 @@ DEFINITIONS: dict[str, str] = {
         "output tokens of successful requests / duration of their blocks; at a server: / the time that these "
         "requests held their slots, over the number of slots"
     ),
+    "kv_capacity_tokens": "tokens whose keys and values a server's cache holds; null where it does not say",
     "standby": (
         "an engine started with speculation that drafts nothing (K=0 at every batch size): its speedup below 1 is "
         "what being able to speculate costs"

@@ -105,6 +105,7 @@ def _measured(arm: ArmSummary) -> dict[str, Any]:
         "output_tokens_per_s": arm.output_tokens_per_s,
         "reached_batch": arm.reached_batch,
         "peak_memory_bytes": arm.peak_memory_bytes,
+        "kv_capacity_tokens": arm.kv_capacity_tokens,
     }
 
 

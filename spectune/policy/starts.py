@@ -43,7 +43,22 @@ def start_notes(cells: Sequence[CellComparison], *, num_starts: int) -> tuple[st
         for arm in cell.standby
         if arm.speedup is not None
     ]
+    found += _capacities(cells)
     return tuple(found)
+
+
+def _capacities(cells: Sequence[CellComparison]) -> list[str]:
+    """A draft's weights and cache take room from the target's: told where the arms' caches differ."""
+    held = {
+        arm.config.label: arm.kv_capacity_tokens
+        for cell in cells
+        for arm in (*cell.arms, *cell.standby)
+        if arm.kv_capacity_tokens is not None
+    }
+    if len(set(held.values())) < 2:
+        return []
+    told = ", ".join(f"{label} {tokens:,}" for label, tokens in held.items())
+    return [f"the servers' caches hold different numbers of tokens: {told}"]
 
 
 def standby_cost(speedup: Interval) -> Interval:

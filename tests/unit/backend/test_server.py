@@ -14,11 +14,12 @@ from typing import Any
 
 import pytest
 
+from spectune.backend import server as server_module
 from spectune.backend.mock_server import MockSettings, mock_thread
 from spectune.backend.processes import session_members
 from spectune.backend.server import Server, ServerCommand, check_port_free, free_port, serve
 from spectune.backend.server_api import is_healthy
-from spectune.errors import EngineFailure, OutOfMemory, UsageError
+from spectune.errors import EngineFailure, OutOfMemory, RunError, UsageError
 
 STAND_IN = Path(__file__).parents[2] / "support" / "mock_vllm.py"
 
@@ -172,3 +173,25 @@ def test_server_ends_when_its_parent_is_killed(tmp_path: Path) -> None:
 
     assert select.select([watch], [], [], 60)[0] == [watch]  # readable once the process has ended
     os.close(watch)
+
+
+@pytest.mark.parametrize(
+    ("readings", "is_held"), [([10**10, 10**6], False), ([10**10], True)], ids=["given back late", "kept"]
+)
+def test_device_memory_that_is_not_given_back_stops_the_run(
+    readings: list[int], is_held: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A driver may take a moment; what stays held is told with who holds it, before another start fails."""
+    monkeypatch.setattr(server_module, "_device_holders", lambda: "4711, VLLM::EngineCore, 9000 MiB")
+    told = iter(readings + readings[-1:] * 99)
+
+    def report() -> None:
+        server_module._report_left(
+            [], 10**6, lambda text: None, read_held=lambda: next(told), sleep=lambda seconds: None
+        )
+
+    if not is_held:
+        report()
+        return
+    with pytest.raises(RunError, match=r"9\.3 GiB more than before .*4711, VLLM::EngineCore"):
+        report()

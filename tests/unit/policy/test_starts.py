@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 
 import pytest
 
 from spectune.policy.arms import ArmData, pool_rounds
-from spectune.policy.comparison import CellComparison, Decision
+from spectune.policy.comparison import ArmSummary, CellComparison, Decision
 from spectune.policy.speedup import block_tpots, last_start_ratio, paired_speedup, start_log_ratios, widen
 from spectune.policy.starts import standby_cost, start_notes
 from spectune.records import (
@@ -18,6 +19,7 @@ from spectune.records import (
     LoadRecord,
     RequestRecord,
     SpecConfig,
+    Status,
     StepRecord,
 )
 
@@ -156,3 +158,17 @@ def test_start_notes_say_what_the_interval_does_not_hold(num_starts: int, is_sai
     notes = " ".join(start_notes([comparison(1.0)], num_starts=num_starts))
 
     assert is_said == ("--num-boots 3 or more" in notes)
+
+
+def test_start_notes_show_the_caches_where_they_differ() -> None:
+    """A draft's own cache takes room: 1,000 tokens against 800 is said, equal caches are not."""
+
+    def cell(*capacities: int) -> CellComparison:
+        arms = tuple(
+            ArmSummary(config=config, scope="all", status=Status.OK, kv_capacity_tokens=tokens)
+            for config, tokens in zip((OFF, EAGLE), capacities, strict=True)
+        )
+        return replace(comparison(1.0), arms=arms)
+
+    assert "off 1,000, eagle3 K=1 800" in start_notes([cell(1000, 800)], num_starts=3)[-1]
+    assert all("caches" not in note for note in start_notes([cell(1000, 1000)], num_starts=3))
