@@ -59,6 +59,8 @@ class ReferenceBackend:
         device: cpu or cuda.
         dtype: auto, bfloat16, float16 or float32.
         load_format: `dummy` runs the shape of a model with random weights (costs only).
+        quantization: `int8` rounds the target's weights to 8 bits (CPU; computes in float32).
+        kernels: `auto` takes compiled passes on CPUs, `plain` the operators of torch alone.
         prefill_chunk: prompt tokens per prefill pass.
         progress: called with a sentence when something slow starts.
     """
@@ -71,11 +73,16 @@ class ReferenceBackend:
         device: str = "cpu",
         dtype: str = "auto",
         load_format: str = "auto",
+        quantization: str | None = None,
+        kernels: str = "auto",
         prefill_chunk: int = 512,
         progress: Callable[[str], None] = _silent,
     ) -> None:
         self._model, self._draft_model = model, draft_model
         self._device, self._dtype, self._load_format = device, dtype, load_format
+        self._quantization, self._kernels = quantization, kernels
+        if quantization is not None and dtype == "auto":
+            self._dtype = "float32"
         self._prefill_chunk = prefill_chunk
         self._say = progress
 
@@ -122,6 +129,8 @@ class ReferenceBackend:
                 "prefill_chunk": self._prefill_chunk,
                 "prefix_cache": False,
                 "load_format": self._load_format,
+                "quantization": self._quantization or "none",
+                "kernels": "plain" if target.twin is None else "compiled",
                 "chat_template": self.template_digest or "none",
                 "vocab_size": config.vocab_size,
                 **draft,
@@ -163,7 +172,12 @@ class ReferenceBackend:
     @functools.cached_property
     def target(self) -> Target:
         return Target.load(
-            self.model_path, device=self._device, dtype=self._dtype, load_format=self._load_format
+            self.model_path,
+            device=self._device,
+            dtype=self._dtype,
+            load_format=self._load_format,
+            kernels=self._kernels,
+            quantization=self._quantization,
         )
 
     @functools.cached_property

@@ -71,6 +71,8 @@ def _backend_options(options: SweepOptions) -> dict[str, Any]:
         "load_format": options.load_format,
         "dtype": options.dtype,
         "device": options.device,
+        "quantization": options.quantization,
+        "kernels": options.kernels,
         "progress": say,
     }
 

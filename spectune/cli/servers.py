@@ -95,6 +95,11 @@ def check_sampling(options: SweepOptions) -> None:
         )
     if options.load_format != "auto":
         raise UsageError(f"--load-format {options.load_format} is for the reference engine")
+    if options.quantization is not None:
+        raise UsageError(
+            f"--quantization {options.quantization} is for the reference engine",
+            hint="give a server its own flag through --extra-server-args",
+        )
 
 
 def launch_lines(backend: VllmBackend, points: tuple[Point, ...]) -> list[str]:

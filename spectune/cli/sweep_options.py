@@ -42,6 +42,21 @@ class SweepOptions:
         choices=("auto", "bfloat16", "float16", "float32"),
         help="Number format of the weights.",
     )
+    quantization: str | None = setting(
+        None,
+        "--quantization",
+        section="model",
+        choices=("int8",),
+        help="Round the target's weights to 8 bits (reference engine on a CPU): another model, whose "
+        "speculation pays elsewhere. Lossless relative to itself.",
+    )
+    kernels: str = setting(
+        "auto",
+        "--kernels",
+        section="backend",
+        choices=("auto", "plain"),
+        help="'auto' takes the compiled passes on CPUs, 'plain' the operators of torch alone.",
+    )
     backend: str = setting(
         "reference",
         "--backend",
