@@ -16,6 +16,7 @@ from spectune.gate.file import GateFile
 from spectune.gate.verdicts import Check, Outcome
 from spectune.metrics.acceptance import NO_DRAFTS, acceptance_length, survival
 from spectune.records import StepRecord
+from spectune.stats import rate_interval
 
 ACCEPTANCE = "acceptance length"
 POSITIONS = "acceptance by position"
@@ -23,6 +24,9 @@ AGREEMENT = "text agreement"
 
 MIN_AGREEMENT = 0.5
 """Healthy engines agree on 76% of the texts and more; below half, verification or template is broken."""
+
+AGREEMENT_ERROR = 1e-4
+"""One-sided error of calling an agreement of one half too low; a check asks at every start."""
 
 EPSILON = 1e-9
 NOISE_FACTOR = 3.0
@@ -77,8 +81,14 @@ def acceptance_checks(gate: GateFile, common: Common) -> tuple[Check, ...]:
 
 
 def agreement_check(gate: GateFile, common: Common) -> Check | None:
-    """Bad where base and head write different texts for most prompts; None where they agree."""
+    """Bad where base and head surely write different texts for most prompts; None where they may agree.
+
+    Of a dozen texts more than half part by chance now and then: the upper end of the rate decides.
+    """
     if not common.num_requests or common.agreement >= MIN_AGREEMENT:
+        return None
+    bounds = rate_interval(common.num_agreeing, common.num_requests, level=1 - 2 * AGREEMENT_ERROR)
+    if bounds is None or bounds.high is None or bounds.high >= MIN_AGREEMENT:
         return None
     share = f"{common.num_agreeing} of {common.num_requests}"
     if not gate.sampling.is_greedy:

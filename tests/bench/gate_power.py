@@ -22,7 +22,7 @@ from spectune.backend.simulated import SimulatedBackend
 from spectune.backend.truth import SimulatedTruth
 from spectune.errors import Inconclusive
 from spectune.gate.calibrate import Wishes, calibrate, make_gate
-from spectune.gate.file import GateFile, Origin
+from spectune.gate.file import GateFile, Minimum, Origin
 from spectune.gate.paired import check_paired
 from spectune.gate.pairs import BASE, HEAD, measure_start, requests_of
 from spectune.gate.stored import check_acceptance
@@ -133,7 +133,8 @@ def new_gate(load: Load, truth: SimulatedTruth, seed: int, wishes: Wishes) -> Ga
     gate, _ = make_gate(
         "bench", Origin(created="bench"), load.point(), {}, calibration.blocks, calibration, wishes
     )
-    return gate
+    # a start of this bench is short, so that thousands of them are cheap
+    return replace(gate, minimum=Minimum(num_prompts=load.num_prompts, num_steps=100))
 
 
 Trial = tuple[GateFile, GateReport] | None
