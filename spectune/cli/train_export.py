@@ -24,6 +24,9 @@ def export(
         str | None,
         typer.Option("--verifier", help="Target's name inside a Speculators head (default --model)."),
     ] = None,
+    draft_vocab_size: Annotated[
+        int | None, typer.Option("--draft-vocab-size", help="Keep the lowest draft tokens only.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print folder and layout as JSON.")] = False,
 ) -> None:
     """Write a draft head in another layout; what the layout cannot express is refused.
@@ -32,16 +35,21 @@ def export(
     """
     from spectune.backend.heads import head_folder
     from spectune.draft.checkpoint import load_head
-    from spectune.draft.formats import write_head
+    from spectune.draft.formats import cut_draft_vocab, write_head
     from spectune.engine.checkpoint import TargetConfig
     from spectune.engine.resolve import resolve_model
+    from spectune.engine.target_config import read_json
 
     if output_dir.is_dir() and any(output_dir.iterdir()):
         raise UsageError(f"--output-dir {output_dir} is not empty", hint="give another folder")
     folder = resolve_model(model, progress=say)
     target = TargetConfig.from_dir(folder)
     loaded = load_head(head_folder(head), target)
-    write_head(loaded, output_dir, target, layout, verifier=verifier or model or str(folder))
+    if draft_vocab_size is not None:
+        loaded = cut_draft_vocab(loaded, draft_vocab_size)
+    extra = read_json(loaded.path / "config.json").get("spectune")
+    name = verifier or model or str(folder)
+    write_head(loaded, output_dir, target, layout, verifier=name, extra=extra)
     if as_json:
         print_json({"head_dir": str(output_dir), "format": layout})
     say(f"head: {output_dir} ({layout})")

@@ -8,6 +8,7 @@ a layout cannot say is refused, for an engine would load such a head and accept 
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +60,25 @@ def write_head(
     except OSError as error:
         raise StoreError(f"{directory} cannot be written: {error}") from error
     return directory
+
+
+def cut_draft_vocab(head: Head, size: int) -> Head:
+    """The head with its lowest `size` draft tokens only: nothing is trained anew (arXiv 2502.14856).
+
+    Low ids are what byte-pair merging made first, so they are the frequent ones. Raises
+    CheckpointError unless 1 <= size <= the head's draft vocabulary.
+    """
+    config = head.config
+    if not 1 <= size <= config.draft_vocab_size:
+        raise CheckpointError(
+            f"--draft-vocab-size {size} is not within 1..{config.draft_vocab_size} of this head"
+        )
+    known = head.draft_to_target
+    ids = torch.arange(config.vocab_size) if known is None else known
+    tensors = {name: tensor for name, tensor in head.tensors.items() if name not in ("d2t", "t2d")}
+    tensors["lm_head.weight"] = tensors["lm_head.weight"][:size].contiguous()
+    kept = ids[:size]
+    return replace(head, config=replace(config, draft_vocab_size=size), tensors=tensors, draft_to_target=kept)
 
 
 def layers_of(config: HeadConfig, target: TargetConfig) -> tuple[int, ...]:

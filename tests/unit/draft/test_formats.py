@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from spectune.draft.checkpoint import Head, load_head
-from spectune.draft.formats import FORMATS, write_head
+from spectune.draft.formats import FORMATS, cut_draft_vocab, write_head
 from spectune.errors import CheckpointError
 from tests.support.toys import head_config, head_tensors, save_head, tiny_target
 
@@ -121,3 +121,20 @@ def test_unknown_layout_is_refused(tmp_path: Path) -> None:
         write_head(stored_head(tmp_path / "in"), tmp_path / "out", TARGET, "gguf")
 
     assert refused.value.hint == "use classic, speculators, safeailab"
+
+
+def test_cut_draft_vocab_keeps_the_lowest_tokens_and_their_rows(tmp_path: Path) -> None:
+    """Ten of 24 draft tokens: rows, offsets and flags are those of the first ten."""
+    head = stored_head(tmp_path / "in")
+
+    again = load_head(write_head(cut_draft_vocab(head, 10), tmp_path / "out", TARGET, "classic"), TARGET)
+
+    assert head.draft_to_target is not None
+    assert again.draft_to_target is not None
+    assert again.draft_to_target.tolist() == head.draft_to_target[:10].tolist()
+    assert torch.equal(
+        again.tensors["lm_head.weight"], head.tensors["lm_head.weight"][:10].to(torch.bfloat16)
+    )
+    assert again.config.draft_vocab_size == 10
+    with pytest.raises(CheckpointError, match=r"1\.\.24"):
+        cut_draft_vocab(head, 25)

@@ -528,3 +528,33 @@ def test_trainer_corpus_share_takes_the_first_rows_and_the_same_held_out_ones(
     assert half.held == whole.held
     with pytest.raises(UsageError, match="corpus-share"):
         plan_for(plan.output_dir, corpus_share=0.0)
+
+
+def test_trainer_killed_between_checkpoints_ends_with_the_same_weights(
+    prepared: tuple[TrainPlan, list[CorpusRow], FeatureStore],
+) -> None:
+    """A run that dies at step 3 without a word goes on from the checkpoint of step 2, to the same bytes."""
+    base, rows, store = prepared
+    plan = plan_for(base.output_dir, checkpoint_every=2)
+    whole = make_trainer(plan, store, rows)
+    whole.run()
+    expected = whole.path.read_bytes()
+    whole.path.unlink()
+    victim = make_trainer(plan, store, rows)
+    update = victim._update
+
+    def dying(ids: Sequence[int]) -> list[float]:
+        if victim.step == 3:
+            raise SystemExit("killed")
+        return update(ids)
+
+    victim._update = dying  # type: ignore[method-assign]
+    with pytest.raises(SystemExit):
+        victim.run()
+
+    again = make_trainer(plan, store, rows)
+    assert again.resume()
+    assert again.step == 2
+    again.run()
+
+    assert again.path.read_bytes() == expected
