@@ -113,7 +113,7 @@ def main() -> int:
     parser.add_argument("--batch-size", type=int, default=16)
     parser.add_argument("--sampling", choices=list(SAMPLINGS), default=None, help="one of the two only")
     parser.add_argument("--dtype", default="float32")
-    parser.add_argument("--every", type=int, default=1, help="take every n-th configuration")
+    parser.add_argument("--part", default="1/1", help="i/n: every n-th configuration, from the i-th on")
     parser.add_argument("--log", type=Path, default=None)
     args = parser.parse_args()
     if args.log is not None:
@@ -128,7 +128,8 @@ def run(args: argparse.Namespace, log: TextIO) -> int:
         print(text, file=log, flush=True)
 
     bench = Bench(args.dtype, args.batch_size)
-    configs = CONFIGS[:: args.every]
+    part, of = (int(number) for number in args.part.split("/"))
+    configs = CONFIGS[part - 1 :: of]
     tell(
         f"{args.dtype}, torch {torch.__version__}, {len(configs)} configurations, {args.num_prompts} prompts"
     )

@@ -25,6 +25,7 @@ from spectune.errors import StoreError, UsageError
 from spectune.records import Request, SpecConfig
 from spectune.replay.accepted import accepted_counts
 from spectune.replay.rounds import by_request
+from spectune.replay.sampled import sampled_chain
 from spectune.store.trace_file import Trace
 from tests.support.replay import compare
 from tests.support.toys import head_config, head_tensors, ragged_requests, request, save_head, tiny_target
@@ -270,3 +271,20 @@ def test_exact_ties_are_listed(pair: Pair, tmp_path: Path) -> None:
     assert set(range(traced.num_positions)) >= set(ties.position.tolist())
     assert len(ties.position)
     assert 0.0 == ties.margin.max()
+
+
+@pytest.mark.slow
+def test_expected_steps_of_sampled_drafts_are_those_of_live_sampled_drafts(pair: Pair) -> None:
+    """Mean steps over 120 texts: from plain samples, and from chains whose drafts were drawn; z below 4."""
+    requests = [request(f"toy-{i}", [3, 5, 7, 4], temperature=1.0, max_tokens=10) for i in range(120)]
+    config = SpecConfig.chain("eagle3", 3, options=(("draft_sampling", "probabilistic"),))
+    engine = Engine(pair.target, drafter=pair.drafter, batch_size=40, eos_ids=[])
+
+    traced = trace_group(engine, requests, [pair.recorder], ABOUT)
+    live = engine.generate(requests, config).requests
+
+    expected = sampled_chain(traced, 3).num_steps
+    counted = np.array([len(record_.steps) for record_ in live])
+    error = np.sqrt((expected.var() + counted.var()) / len(requests))
+    assert abs(expected.mean() - counted.mean()) < 4 * error
+    assert expected.mean() < 8  # of at most 9: drafts are kept often enough to tell
