@@ -130,7 +130,7 @@ class ReferenceBackend:
                 "prefix_cache": False,
                 "load_format": self._load_format,
                 "quantization": self._quantization or "none",
-                "kernels": "plain" if target.twin is None else "compiled",
+                "kernels": target.kernels,
                 "chat_template": self.template_digest or "none",
                 "vocab_size": config.vocab_size,
                 **draft,

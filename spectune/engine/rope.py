@@ -63,6 +63,11 @@ class Rope:
         """Cosine and signed sine for positions [B, T], each [B, T, 1, head_dim]."""
         return self._cos[positions].unsqueeze(2), self._sin[positions].unsqueeze(2)
 
+    @property
+    def device_tables(self) -> tuple[Tensor, Tensor]:
+        """The two tables [max_len, head_dim] that `at` reads, until longer ones replace them."""
+        return self._cos, self._sin
+
     def tables(self) -> tuple[Any, Any]:
         """Cosine and signed sine [max_len, head_dim] as fp32 numpy arrays (values of the pass's dtype)."""
         if self._tables is None:

@@ -1,8 +1,9 @@
 """The target model of the Llama family (Llama, SmolLM2, Qwen2, Qwen3, Mistral), one file by flags.
 
 In: token ids, positions, a KV cache. Out: final hidden states and the three residual streams that
-an EAGLE-3 head reads. It knows nothing of drafts, trees, sampling or time. The pass written here is the
-plain one; where the CPU allows, its fast twin (engine/cpu) stands in for it.
+an EAGLE-3 head reads. It knows nothing of drafts, trees, sampling or time. The pass is the plain one
+(engine/plain_pass); where the CPU allows, its fast twin (engine/cpu) stands in for it, and on CUDA short
+passes are replayed from graphs (engine/graphs).
 """
 
 from __future__ import annotations
@@ -13,13 +14,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from spectune.engine.attention import additive_mask, grouped_attention, visible_columns
 from spectune.engine.checkpoint import TargetConfig, load_checkpoint
+from spectune.engine.graphs import MAX_STATIC_TOKENS, StaticPasses
 from spectune.engine.kv_cache import Cache, KVCache, SlotView
-from spectune.engine.linear import Linear, can_prepack
+from spectune.engine.linear import can_prepack
+from spectune.engine.plain_pass import PlainPass
 from spectune.engine.rope import Rope
 from spectune.engine.sampling import Draw
 from spectune.errors import UsageError
@@ -64,41 +65,12 @@ def default_aux_layers(num_layers: int) -> tuple[int, int, int]:
     return (2, num_layers // 2, num_layers - 3)
 
 
-class _Layer:
-    """Weights of one decoder layer; q, k, v and gate, up are merged."""
-
-    def __init__(self, config: TargetConfig, weights: dict[str, Tensor], prefix: str) -> None:
-        attention = prefix + "self_attn."
-        names = ("q_proj", "k_proj", "v_proj")
-        bias = None
-        if attention + "q_proj.bias" in weights:
-            bias = torch.cat([weights[f"{attention}{name}.bias"] for name in names])
-        self.qkv = Linear(torch.cat([weights[f"{attention}{name}.weight"] for name in names]), bias)
-        self.out = Linear(weights[attention + "o_proj.weight"], weights.get(attention + "o_proj.bias"))
-        gate_up = [prefix + f"mlp.{name}_proj" for name in ("gate", "up")]
-        inner_bias = None
-        if gate_up[0] + ".bias" in weights:
-            inner_bias = torch.cat([weights[f"{name}.bias"] for name in gate_up])
-        self.gate_up = Linear(torch.cat([weights[f"{name}.weight"] for name in gate_up]), inner_bias)
-        self.down = Linear(
-            weights[prefix + "mlp.down_proj.weight"], weights.get(prefix + "mlp.down_proj.bias")
-        )
-        self.input_norm = weights[prefix + "input_layernorm.weight"]
-        self.post_norm = weights[prefix + "post_attention_layernorm.weight"]
-        self.query_norm = weights.get(attention + "q_norm.weight") if config.qk_norm else None
-        self.key_norm = weights.get(attention + "k_norm.weight") if config.qk_norm else None
-
-    @property
-    def num_bytes(self) -> int:
-        return sum(linear.num_bytes for linear in (self.qkv, self.out, self.gate_up, self.down))
-
-
 class Target:
     """A loaded target. `aux_layer_ids` count the layers run before each captured residual stream.
 
     Args:
-        kernels: `auto` takes the compiled twin where this machine and these shapes have one, `plain`
-            never does.
+        kernels: `auto` takes the compiled twin where this CPU and these shapes have one, and graphs
+            on CUDA; `plain` never does.
         quantization: `int8` rounds the weights of layers and output head to 8 bits (one scale an
             output); only the compiled twin has it. Lossless relative to itself, another model than
             the unrounded one.
@@ -138,13 +110,12 @@ class Target:
                 f"--quantization {quantization} is not to be had here",
                 hint="int8 runs on CPUs with --kernels auto and --dtype float32",
             )
-        self.head: Linear | None = None
-        self.layers: list[_Layer] = []
+        self.plain: PlainPass | None = None
+        self.static: StaticPasses | None = None
         if self.twin is None:
-            self.head = Linear(self.lm_head_weight)
-            self.layers = [
-                _Layer(config, weights, f"model.layers.{index}.") for index in range(config.num_layers)
-            ]
+            self.plain = PlainPass(config, weights, self.rope, self.aux_layer_ids)
+            if kernels == "auto" and device.type == "cuda":
+                self.static = StaticPasses(self.plain)
 
     @classmethod
     def load(
@@ -183,8 +154,15 @@ class Target:
         """Bytes that one decode pass streams: layers and output head (the embedding is a lookup)."""
         if self.twin is not None:
             return self.twin.weight_bytes
-        assert self.head is not None
-        return sum(layer.num_bytes for layer in self.layers) + self.head.num_bytes
+        assert self.plain is not None
+        return self.plain.weight_bytes
+
+    @property
+    def kernels(self) -> str:
+        """What runs the passes: `compiled` (the CPU twin), `graphs` (CUDA) or `plain`."""
+        if self.twin is not None:
+            return "compiled"
+        return "plain" if self.static is None else "graphs"
 
     def new_cache(self, num_slots: int, max_len: int) -> Cache:
         """A cache for `num_slots` rows of at most `max_len` columns."""
@@ -225,30 +203,18 @@ class Target:
             return self.twin.forward(
                 ids, positions, cache, slots.index, lengths, ancestors, self.rope.tables(), self.aux_layer_ids
             )
+        assert self.plain is not None
         assert isinstance(cache, KVCache)
-        num_tokens = ids.shape[1]
-        num_columns = max(lengths) + num_tokens
-        device_lengths = torch.tensor(lengths, dtype=torch.int64, device=self.device)
-        columns = device_lengths.unsqueeze(1) + torch.arange(num_tokens, device=self.device)
-        rows = cache.flat(slots.index, columns)
-        mask = self._mask(device_lengths, lengths, ancestors, num_tokens, num_columns)
-        cos, signed_sin = self.rope.at(positions)
-        x = F.embedding(ids, self.embed_weight)  # [B, T, H]
-        features = []
-        for index, layer in enumerate(self.layers):
-            if index in self.aux_layer_ids:
-                features.append(x)
-            x = x + self._attend(layer, index, x, cos, signed_sin, cache, rows, slots, num_columns, mask)
-            x = x + self._feed_forward(layer, x)
-        hidden = self._norm(x, self.norm_weight)
-        return hidden, torch.cat(features, -1)  # [B, T, H], [B, T, 3H]
+        if self.static is not None and ids.shape[1] <= MAX_STATIC_TOKENS:
+            return self.static.of(cache).forward(ids, positions, cache, slots, lengths, ancestors)
+        return self.plain.forward(ids, positions, cache, slots, lengths, ancestors)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Next-token logits [..., V] of final hidden states [..., H]."""
         if self.twin is not None:
             return self.twin.logits(hidden)
-        assert self.head is not None
-        return self.head(hidden)
+        assert self.plain is not None
+        return self.plain.head(hidden)
 
     def best(self, hidden: Tensor) -> Tensor:
         """Most likely next tokens [...] of final hidden states [..., H], the first of equals."""
@@ -280,67 +246,3 @@ class Target:
         positions = torch.arange(num_tokens, device=self.device).expand(num_rows, -1)
         slots = SlotView(range(num_rows), self.device)
         return self.forward(ids.to(self.device), positions, cache, slots, [0] * num_rows, None)
-
-    def _mask(
-        self,
-        device_lengths: Tensor,
-        lengths: list[int],
-        ancestors: Tensor | None,
-        num_tokens: int,
-        num_columns: int,
-    ) -> Tensor | None:
-        if num_tokens == 1 and min(lengths) == max(lengths) and self.config.sliding_window is None:
-            return None
-        if ancestors is None:
-            triangle = torch.ones(num_tokens, num_tokens, dtype=torch.bool, device=self.device).tril()
-            ancestors = triangle.expand(len(lengths), -1, -1)
-        visible = visible_columns(device_lengths, ancestors, num_columns)
-        if self.config.sliding_window is not None:
-            depth = ancestors.sum(-1) - 1  # [B, T]
-            position = device_lengths.unsqueeze(1) + depth
-            oldest = (position - self.config.sliding_window + 1).unsqueeze(2)
-            visible = visible & (torch.arange(num_columns, device=self.device) >= oldest)
-        groups = self.config.num_heads // self.config.num_kv_heads
-        return additive_mask(visible, groups, self.dtype)
-
-    def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
-        return F.rms_norm(x, (x.shape[-1],), weight, self.config.rms_norm_eps)
-
-    def _attend(
-        self,
-        layer: _Layer,
-        index: int,
-        x: Tensor,
-        cos: Tensor,
-        signed_sin: Tensor,
-        cache: KVCache,
-        rows: Tensor,
-        slots: SlotView,
-        num_columns: int,
-        mask: Tensor | None,
-    ) -> Tensor:
-        """Self-attention block [B, T, H]: store this pass's keys and values, then attend."""
-        config = self.config
-        batch, num_tokens, _ = x.shape
-        qkv = layer.qkv(self._norm(x, layer.input_norm))
-        heads = qkv.view(batch, num_tokens, config.num_heads + 2 * config.num_kv_heads, config.head_dim)
-        rotated = heads[:, :, : config.num_heads + config.num_kv_heads]
-        if layer.query_norm is not None and layer.key_norm is not None:
-            rotated = torch.cat(
-                [
-                    self._norm(rotated[:, :, : config.num_heads], layer.query_norm),
-                    self._norm(rotated[:, :, config.num_heads :], layer.key_norm),
-                ],
-                2,
-            )
-        rotated = self.rope.rotate(rotated, cos, signed_sin)
-        keys = rotated[:, :, config.num_heads :]
-        values = heads[:, :, config.num_heads + config.num_kv_heads :]
-        cache.write(index, rows, torch.stack([keys, values], 2))
-        all_keys, all_values = cache.read(index, slots, num_columns)
-        query = rotated[:, :, : config.num_heads].contiguous()
-        return layer.out(grouped_attention(query, all_keys, all_values, mask))
-
-    def _feed_forward(self, layer: _Layer, x: Tensor) -> Tensor:
-        gate, up = layer.gate_up(self._norm(x, layer.post_norm)).chunk(2, -1)
-        return layer.down(F.silu(gate) * up)

@@ -12,6 +12,7 @@ from spectune.backend.reference import ReferenceBackend
 from spectune.draft.checkpoint import load_head
 from spectune.draft.eagle3 import Eagle3Drafter
 from spectune.draft.ngram import NgramDrafter
+from spectune.engine.kv_cache import KVCache, SlotView
 from spectune.engine.sampling import RowSampling, choose, gumbel, splitmix64, uniform
 from spectune.engine.scheduler import Engine
 from spectune.engine.target import Target
@@ -187,3 +188,64 @@ def test_reference_backend_runs_on_cuda(tmp_path: Path) -> None:
 
     assert 1 == len({tuple(r.output_ids for r in result.requests) for result in results})
     assert backend.fingerprint().device == torch.cuda.get_device_name()
+
+
+def both_kernels(dtype: torch.dtype = torch.float32) -> tuple[Target, Target]:
+    """One toy target without graphs and with them."""
+    config, weights = tiny_weights()
+    plain = Target(config, weights, device=CUDA, dtype=dtype, kernels="plain")
+    return plain, Target(config, weights, device=CUDA, dtype=dtype)
+
+
+@pytest.mark.parametrize("slots", [[0, 1, 2], [0, 3, 2]], ids=["leading", "holes"])
+@pytest.mark.parametrize("shape", ["chain", "tree"])
+def test_captured_pass_equals_the_plain_one(slots: list[int], shape: str) -> None:
+    """First call, capture and replays over two buckets give the plain results, each with its own inputs."""
+    plain, graphs = both_kernels()
+    assert ("plain", "graphs") == (plain.kernels, graphs.kernels)
+    caches = [target.new_cache(4, 600) for target in (plain, graphs)]
+    text = torch.randint(3, 97, (4, 300), generator=torch.Generator().manual_seed(0)).to(CUDA)
+    everywhere = torch.arange(300, device=CUDA).expand(4, -1)
+    for target, cache in zip((plain, graphs), caches, strict=True):
+        target.forward(text, everywhere, cache, SlotView(range(4), CUDA), [0] * 4, None)
+    tree = torch.tensor([[1, 0, 0, 0], [1, 1, 0, 0], [1, 0, 1, 0], [1, 0, 1, 1]]).bool().to(CUDA)
+    depths = torch.tensor([0, 1, 2, 3] if shape == "chain" else [0, 1, 1, 2], device=CUDA)
+    ancestors = None if shape == "chain" else tree.expand(3, -1, -1)
+    kept = []
+
+    for call, lengths in enumerate(
+        [[50, 40, 30], [60, 61, 20], [9, 70, 200], [300, 40, 7], [290, 1, 80]] * 2
+    ):
+        ids = torch.randint(3, 97, (3, 4), generator=torch.Generator().manual_seed(call)).to(CUDA)
+        positions = torch.tensor(lengths, device=CUDA).unsqueeze(1) + depths
+        view = SlotView(slots, CUDA)
+        kept.append(
+            [
+                target.forward(ids, positions, cache, view, lengths, ancestors)
+                for target, cache in zip((plain, graphs), caches, strict=True)
+            ]
+        )
+
+    assert graphs.static is not None
+    assert isinstance(caches[1], KVCache)
+    assert 2 == graphs.static.of(caches[1]).num_graphs
+    for expected, actual in kept:
+        for one, other in zip(expected, actual, strict=True):
+            torch.testing.assert_close(other, one, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("config", [None, *CONFIGS[1::2]], ids=lambda c: "off" if c is None else c.label)
+def test_text_is_the_same_with_and_without_graphs(config: SpecConfig | None, tmp_path: Path) -> None:
+    """Greedy decoding with captured passes writes the plain pass's text, near ties aside."""
+    plain, graphs = both_kernels()
+    asks = ragged_requests(9, 97)
+    expected, margins = plain_of(Engine(plain, batch_size=3, eos_ids=[2]), asks)
+    drafter = random_drafter(graphs, tmp_path, 49)
+    engine = Engine(graphs, batch_size=3, eos_ids=[2], drafter=drafter)
+
+    result = engine.generate(asks, config)
+
+    assert [] == lossy(expected, result.requests, margins)
+    assert graphs.static is not None
+    assert isinstance(engine.cache, KVCache)
+    assert graphs.static.of(engine.cache).num_graphs > 0
