@@ -73,7 +73,9 @@ def run(plan: TrainPlan, progress: Progress = silent) -> TrainResult:
         "target_digest": target_digest,
         "template_digest": tokenizer.template_digest,
         "corpus": asdict(summarize_corpus(kept)),
-        "plan": {k: v for k, v in plan.to_dict().items() if k not in ("target", "output_dir")},
+        # names, not folders: a head goes to machines that have none of these
+        "plan": {k: v for k, v in plan.to_dict().items() if k not in ("target", "output_dir")}
+        | {"init_from": None if plan.init_from is None else plan.init_from.name},
     }
     head_dir = plan.output_dir / "head"
     held_out = trainer.held_out or (trainer.evaluate() if trainer.held else None)
