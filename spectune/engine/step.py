@@ -175,15 +175,15 @@ def text_choices(texts: Sequence[Sequence[int]], indices: Tensor) -> Tensor:
 
 def commit_target(batch: Batch, tree: DraftTree, verdict: Verdict, cache: Cache) -> list[list[int]]:
     """Make the accepted path part of the text; returns the emitted tokens of each row."""
-    kept = tree.tokens.gather(1, verdict.path)[:, 1:].tolist()
-    counts = verdict.num_accepted.tolist()
-    finals = verdict.next_tokens.tolist()
+    parts = [verdict.num_accepted.unsqueeze(1), verdict.next_tokens.unsqueeze(1)]
+    parts.append(tree.tokens.gather(1, verdict.path)[:, 1:])
+    told = torch.cat(parts, 1).tolist()  # one copy to the host: the texts live there
     if not tree.is_chain and verdict.path.shape[1] > 1:
         starts = torch.tensor(batch.lengths, device=tree.tokens.device).unsqueeze(1)
         steps = torch.arange(verdict.path.shape[1], device=tree.tokens.device)
         # rows shorter than the longest path copy their last node into scratch past their own length
         cache.move(batch.slots.index, starts + verdict.path, starts + steps)
-    return [[*row[:count], final] for row, count, final in zip(kept, counts, finals, strict=True)]
+    return [[*kept[:count], final] for count, final, *kept in told]
 
 
 def commit_draft(

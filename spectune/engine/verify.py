@@ -65,7 +65,8 @@ def match(tree: DraftTree, choices: Tensor) -> Verdict:
 
 def _verdict(tree: DraftTree, kept: Tensor, choices: Tensor) -> Verdict:
     num_accepted = kept.sum(1) - 1
-    longest = int(num_accepted.max())  # one sync a round: the accepted lengths decide what is next
+    # the one wait for the device that decides a shape: how wide the path is, and so all after it
+    longest = int(num_accepted.max())
     depth_order = torch.where(kept, tree.depths, tree.num_nodes).sort(dim=1, stable=True).indices
     steps = torch.arange(longest + 1, device=kept.device).expand(kept.shape[0], -1)
     path = depth_order.gather(1, torch.minimum(steps, num_accepted.unsqueeze(1)))  # [B, P]
