@@ -11,7 +11,7 @@ kernels, and a replay launches all of them at once. Prefill is not, and stays wi
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
@@ -44,7 +44,7 @@ class StaticPass:
     def __init__(self, plain: PlainPass) -> None:
         self._plain = plain
         self._passes: dict[StaticShape, _ShapedPass] = {}
-        self._pool: tuple[int, int] | None = None
+        self._pool: Any = None  # torch keeps the type of its handles private
 
     @property
     def shapes(self) -> list[StaticShape]:
@@ -154,9 +154,10 @@ class _ShapedPass:
             num_columns=self._shape.num_columns,
         )
 
-    def capture(self, cache: KVCache, pool: tuple[int, int]) -> None:
+    def capture(self, cache: KVCache, pool: Any) -> None:
         """Record the pass; the warm-up before it stores the columns that the replay stores again."""
-        current, side = torch.cuda.current_stream(self._ids.device), torch.cuda.Stream(self._ids.device)
+        current = torch.cuda.current_stream(self._ids.device)
+        side = torch.cuda.Stream(self._ids.device)  # type: ignore[no-untyped-call]  # torch's gap
         side.wait_stream(current)
         with torch.cuda.stream(side):
             self.call(cache)
