@@ -156,18 +156,25 @@ def log_tail(log: Path, lines: int = TAIL_LINES) -> str:
 
 def device_memory_bytes() -> int | None:
     """Memory in use on all NVIDIA devices; None where there are none."""
+    told = _ask_driver("query-gpu", "memory.used")
+    if told is None:
+        return None
+    return sum(int(line) for line in told if line.isdigit()) * 1024 * 1024
+
+
+def _ask_driver(query: str, fields: str) -> list[str] | None:
+    """Lines of nvidia-smi; None where there is no driver."""
     if shutil.which("nvidia-smi") is None:
         return None
     done = subprocess.run(
-        ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"],
+        ["nvidia-smi", f"--{query}={fields}", "--format=csv,noheader,nounits"],
         capture_output=True,
         text=True,
         check=False,
     )
-    if done.returncode != 0:
-        return None
-    values = [line.strip() for line in done.stdout.splitlines()]
-    return sum(int(value) for value in values if value.isdigit()) * 1024 * 1024
+    return (
+        [line.strip() for line in done.stdout.splitlines() if line.strip()] if done.returncode == 0 else None
+    )
 
 
 def _wait_ready(
@@ -221,26 +228,23 @@ def _report_left(
         )
     if held_before is None:
         return
+    more = 0
     for _ in range(RELEASE_CHECKS):
-        held_after = read_held()
-        if held_after is None or held_after - held_before <= HELD_LIMIT_BYTES:
+        more = (read_held() or 0) - held_before
+        if more <= HELD_LIMIT_BYTES:
             return
         sleep(WATCH_S)
     raise RunError(
-        f"the device holds {(held_after - held_before) / 2**30:.1f} GiB more than before the server was started: "
+        f"the device holds {more / 2**30:.1f} GiB more than before the server was started: "
         f"{_device_holders() or 'the driver names nobody'}",
         hint="end what holds it, then resume",
     )
 
 
 def _device_holders() -> str:
-    done = subprocess.run(
-        ["nvidia-smi", "--query-compute-apps=pid,name,used_memory", "--format=csv,noheader"],
-        capture_output=True,
-        text=True,
-        check=False,
+    return "; ".join(
+        f"{line} MiB" for line in _ask_driver("query-compute-apps", "pid,name,used_memory") or ()
     )
-    return "; ".join(line.strip() for line in done.stdout.splitlines() if line.strip())
 
 
 def _proportional_bytes(pid: int) -> int | None:

@@ -193,7 +193,7 @@ def launcher(server_cmd: str, arguments: Sequence[str], port: int) -> list[str]:
     if "{args}" not in words:
         raise UsageError(
             f"--server-cmd {server_cmd!r} has no word {{args}}",
-            hint="for example --server-cmd 'docker run --net host IMAGE {args}'",
+            hint="for example --server-cmd 'my-launcher IMAGE {args}'",
         )
     argv: list[str] = []
     for word in words:

@@ -24,7 +24,7 @@ def test_create_backend_unknown_name_lists_the_known_ones():
         create_backend("vlm")
 
     assert caught.value.hint == "one of: reference, simulated, vllm, attached"
-    assert backend_names() == ("reference", "simulated")
+    assert backend_names() == ("reference", "simulated", "vllm", "attached")
 
 
 def test_create_backend_unknown_option_is_a_usage_error():
