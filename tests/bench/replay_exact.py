@@ -11,10 +11,12 @@ trace lists two draft scores closer than 1e-5. Exit status 1 if another differs,
 from __future__ import annotations
 
 import argparse
+import re
 import sys
+import tempfile
 import time
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
@@ -104,6 +106,13 @@ def same_steps(live: tuple[RequestRecord, ...], differences: list[Difference]) -
     return len(live) - len({difference.request_id for difference in differences})
 
 
+LINE = re.compile(
+    r"^(?P<sampling>T=\d)  (?P<label>\S.*?\S) +(?P<same>\d+)/(?P<all>\d+) equal, (?P<listed>\d+) differ at a "
+    r"listed tie, (?P<unlisted>\d+) elsewhere, (?P<texts>\d+) other texts; accepted (?P<replayed>\d+) "
+    r"replayed, (?P<live>\d+) live"
+)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -113,70 +122,94 @@ def main() -> int:
     parser.add_argument("--batch-size", type=int, default=16)
     parser.add_argument("--sampling", choices=list(SAMPLINGS), default=None, help="one of the two only")
     parser.add_argument("--dtype", default="float32")
-    parser.add_argument("--part", default="1/1", help="i/n: every n-th configuration, from the i-th on")
-    parser.add_argument("--log", type=Path, default=None)
-    args = parser.parse_args()
-    if args.log is not None:
-        args.log.parent.mkdir(parents=True, exist_ok=True)
-    with open(args.log or "/dev/null", "w", encoding="utf-8") as log:
-        return run(args, log)
-
-
-def run(args: argparse.Namespace, log: TextIO) -> int:
-    def tell(text: str) -> None:
-        print(text, flush=True)
-        print(text, file=log, flush=True)
-
-    bench = Bench(args.dtype, args.batch_size)
-    part, of = (int(number) for number in args.part.split("/"))
-    configs = CONFIGS[part - 1 :: of]
-    tell(
-        f"{args.dtype}, torch {torch.__version__}, {len(configs)} configurations, {args.num_prompts} prompts"
+    parser.add_argument("--every", type=int, default=1, help="take every n-th configuration")
+    parser.add_argument(
+        "--log", type=Path, required=True, help="configurations that it holds are not run again"
     )
-    num_compared = num_same = num_unlisted = num_listed = num_texts = 0
-    replayed_sum = lived_sum = 0
-    chosen = SAMPLINGS if args.sampling is None else {args.sampling: SAMPLINGS[args.sampling]}
-    for name, changes in chosen.items():
-        requests = bench.requests(args.num_prompts, Sampling(max_tokens=args.max_tokens, **changes))
+    args = parser.parse_args()
+    args.log.parent.mkdir(parents=True, exist_ok=True)
+    run(args)
+    return conclude(args.log)
+
+
+def run(args: argparse.Namespace) -> None:
+    """Every configuration that the log does not hold yet, one line each."""
+    done = {(m["sampling"], m["label"]) for m in lines_of(args.log)}
+    bench = Bench(args.dtype, args.batch_size)
+    names = list(SAMPLINGS) if args.sampling is None else [args.sampling]
+    for name in names:
+        configs = [c for c in CONFIGS[:: args.every] if (name, c.label) not in done]
+        if not configs:
+            continue
+        requests = bench.requests(args.num_prompts, Sampling(max_tokens=args.max_tokens, **SAMPLINGS[name]))
         begin, calls = time.perf_counter(), bench.head.num_calls
         trace = bench.trace(requests)
-        spent = time.perf_counter() - begin
-        calls = bench.head.num_calls - calls
-        by_position = trace.num_positions * sum(SPACE.max_steps - 1 for _ in SPACE.topks)
+        spent, calls = time.perf_counter() - begin, bench.head.num_calls - calls
+        one_by_one = trace.num_positions * (SPACE.max_steps - 1) * len(SPACE.topks)
         tell(
-            f"{name}: traced {trace.num_positions} positions in {spent:.1f} s (decoding included), "
-            f"{calls} passes of the head; position by position and topk by topk: {by_position}"
+            args.log,
+            f"{name} {args.dtype}, torch {torch.__version__}: traced {len(requests)} prompts of at most "
+            f"{args.max_tokens} tokens, {trace.num_positions} positions, {size_of(trace):.1f} bytes each, in "
+            f"{spent:.1f} s with decoding; {calls} passes of the head, position by position {one_by_one}",
         )
-        if args.log is not None:
-            file = Path(f"/tmp/replay-exact-{args.dtype}-{name}.npz")
-            write_trace(file, trace)
-            tell(f"{name}: {file.stat().st_size / max(1, trace.num_positions):.1f} bytes a position")
-            file.unlink()
         for config in configs:
-            begin = time.perf_counter()
-            live = bench.engine(config).generate(requests, config).requests
-            differences = compare(trace, config, live)
-            counts = replay(trace, [config])
-            own, lived = counts.acceptance_length(0), acceptance_length(pooled_steps(live))
-            num_compared += len(live)
-            num_same += same_steps(live, differences)
-            num_texts += sum(d.is_text for d in differences)
-            num_listed += sum(d.is_listed for d in differences)
-            num_unlisted += sum(not d.is_listed and not d.is_text for d in differences)
-            replayed_sum += int(counts.num_accepted.sum())
-            lived_sum += sum(step.num_accepted for record in live for step in record.steps)
-            tell(
-                f"{name}  {config.label:<22} {same_steps(live, differences)}/{len(live)} equal  "
-                f"AL replayed {own:.4f} live {lived:.4f}  ({time.perf_counter() - begin:.1f} s)"
-            )
-            for difference in differences:
-                tell(f"    {difference}")
-    tell(
-        f"{num_same} of {num_compared} requests equal in every step; {num_listed} differ at a listed tie "
-        f"below {TIE:g}, {num_unlisted} elsewhere, {num_texts} texts left the traced one; "
-        f"accepted drafts: {replayed_sum} replayed, {lived_sum} live"
+            tell(args.log, line(name, bench, trace, requests, config))
+
+
+def line(name: str, bench: Bench, trace: Trace, requests: list[Request], config: SpecConfig) -> str:
+    """Decode live, compare, and say so; differences on lines of their own."""
+    begin = time.perf_counter()
+    live = bench.engine(config).generate(requests, config).requests
+    found = compare(trace, config, live)
+    counts = replay(trace, [config])
+    listed, texts = sum(d.is_listed for d in found), sum(d.is_text for d in found)
+    lived = sum(step.num_accepted for record in live for step in record.steps)
+    own, theirs = counts.acceptance_length(0), acceptance_length(pooled_steps(live))
+    head = (
+        f"{name}  {config.label:<22} {same_steps(live, found)}/{len(live)} equal, {listed} differ at a listed "
+        f"tie, {sum(not d.is_listed and not d.is_text for d in found)} elsewhere, {texts} other texts; accepted "
+        f"{int(counts.num_accepted.sum())} replayed, {lived} live; "
+        f"AL {own:.4f} and {theirs:.4f} ({time.perf_counter() - begin:.1f} s)"
     )
-    return 1 if num_unlisted or num_listed * 200 > num_compared else 0
+    return "\n".join([head, *(f"    {difference}" for difference in found)])
+
+
+def size_of(trace: Trace) -> float:
+    """Bytes of the trace file a position."""
+    with tempfile.TemporaryDirectory() as folder:
+        write_trace(Path(folder) / "trace.npz", trace)
+        return (Path(folder) / "trace.npz").stat().st_size / max(1, trace.num_positions)
+
+
+def tell(log: Path, text: str) -> None:
+    print(text, flush=True)
+    with log.open("a", encoding="utf-8") as stream:
+        stream.write(text + "\n")
+
+
+def lines_of(log: Path) -> list[re.Match[str]]:
+    """The configurations that a log holds."""
+    if not log.exists():
+        return []
+    texts = log.read_text(encoding="utf-8").splitlines()
+    return [found for text in texts if (found := LINE.match(text))]
+
+
+def conclude(log: Path) -> int:
+    """Sums over the whole log; exit status."""
+    found = lines_of(log)
+    total = {
+        key: sum(int(one[key]) for one in found)
+        for key in ("same", "all", "listed", "unlisted", "texts", "replayed", "live")
+    }
+    tell(
+        log,
+        f"{len(found)} configurations and samplings: {total['same']} of {total['all']} requests equal in every "
+        f"step; {total['listed']} differ at a listed tie below {TIE:g}, {total['unlisted']} elsewhere, "
+        f"{total['texts']} texts left the traced one; accepted drafts: {total['replayed']} replayed, "
+        f"{total['live']} live",
+    )
+    return 1 if total["unlisted"] or total["listed"] * 200 > total["all"] else 0
 
 
 if __name__ == "__main__":
