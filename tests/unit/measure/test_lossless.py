@@ -241,6 +241,7 @@ def test_an_end_that_is_passed_in_mid_block_is_found(backend, monkeypatch):
     assert {Kind.RAN_ON} == kinds
 
 
+@pytest.mark.slow
 def test_a_wrong_residual_is_found_by_its_frequencies(backend, monkeypatch):
     """Drawing from p instead of (p - q)+ after a refusal favours what the draft favours."""
 
