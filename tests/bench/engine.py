@@ -56,7 +56,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("part", choices=["alone", "vllm", "transformers"])
+    parser.add_argument("part", choices=["alone", "growth", "vllm", "transformers"])
     parser.add_argument("--engine-python", help="interpreter that has vllm or transformers")
     parser.add_argument("--num-prompts", type=int, default=8)
     parser.add_argument("--max-tokens", type=int, default=64)
@@ -70,6 +70,8 @@ def main() -> None:
     print(machine(backend))
     if arguments.part == "alone":
         alone(backend, arguments)
+    elif arguments.part == "growth":
+        growth(backend)
     elif arguments.engine_python is None:
         parser.error(f"{arguments.part} needs --engine-python")
     elif arguments.part == "vllm":
@@ -173,22 +175,12 @@ def seconds(record: RoundRecord) -> float:
 def growth(backend: ReferenceBackend) -> None:
     """One pass of the target (output head included) by batch and context against a prediction.
 
-    Bytes are read at the rate of the smallest shape; operations are done at the rate of the shape of 16
-    rows (per row, beyond the bytes); a pass takes the larger of both, plus keys and values at the rate
-    that 1,024 columns show.
+    Predicted from smaller shapes: rows cost what they cost from 16 to 32, columns of one row what they
+    cost from 128 to 1,024, columns of 16 rows what they cost from 128 to 512. A cliff would show.
     """
     target = backend.target
-    shapes = [
-        (1, 128),
-        (4, 128),
-        (16, 128),
-        (32, 128),
-        (64, 128),
-        (1, 1024),
-        (1, 2048),
-        (1, 4096),
-        (16, 1024),
-    ]
+    shapes = [(1, 128), (4, 128), (16, 128), (32, 128), (64, 128), (1, 1024), (1, 2048), (1, 4096)]
+    shapes += [(16, 512), (16, 1024)]
     passes: dict[tuple[int, int], Callable[[], object]] = {}
     for batch_size, context in shapes:
         cache = target.new_cache(batch_size, context + 64)
@@ -215,15 +207,22 @@ def growth(backend: ReferenceBackend) -> None:
                 run()
                 times[shape].append(time.perf_counter() - begin_s)
     found = {shape: statistics.median(values) for shape, values in times.items()}
-    row_s = found[16, 128] / 16
-    column_s = (found[1, 1024] - found[1, 128]) / (1024 - 128)
-    print("\ngrowth with batch and context: one pass with output head, ms, measured against predicted")
-    for batch_size, context in shapes:
-        predicted = max(found[1, 128], batch_size * row_s) + batch_size * column_s * (context - 128)
-        print(
-            f"batch {batch_size:>3} context {context:>5}: {found[batch_size, context] * 1e3:7.2f} against "
-            f"{predicted * 1e3:7.2f} ({found[batch_size, context] / predicted:.2f})"
-        )
+    row_s = (found[32, 128] - found[16, 128]) / 16
+    column_s = (found[1, 1024] - found[1, 128]) / 896
+    wide_column_s = (found[16, 512] - found[16, 128]) / 384
+    predicted = {
+        (64, 128): found[16, 128] + 48 * row_s,
+        (1, 2048): found[1, 128] + 1920 * column_s,
+        (1, 4096): found[1, 128] + 3968 * column_s,
+        (16, 1024): found[16, 128] + 896 * wide_column_s,
+    }
+    print("\ngrowth with batch and context: one pass with output head, ms, and what smaller shapes predict")
+    for (batch_size, context), value in found.items():
+        line = f"batch {batch_size:>3} context {context:>5}: {value * 1e3:7.2f}"
+        if (batch_size, context) in predicted:
+            guess = predicted[batch_size, context]
+            line += f" against {guess * 1e3:7.2f} ({value / guess:.2f})"
+        print(line)
 
 
 # --- beside others -------------------------------------------------------------------------------------
@@ -412,7 +411,7 @@ def against_transformers(backend: ReferenceBackend, arguments: argparse.Namespac
             return float(took["all_s"])
 
         for batch_size in (1, 4, 16):
-            requests = requests_of(backend, max(arguments.num_prompts, batch_size), arguments.max_tokens)
+            requests = requests_of(backend, max(arguments.num_prompts, 2 * batch_size), arguments.max_tokens)
             groups = grouped(requests, batch_size)
             unit = "token" if batch_size == 1 else "block"
             arms = [(OFF, 0, "generate")]

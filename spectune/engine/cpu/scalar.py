@@ -68,7 +68,7 @@ def _stored_as(like, value):
 
 @kernel
 def exp(x):
-    """e^x in fp32 to a relative error of (4 + |x|) / 2^24, branch-free so that loops vectorise; x below 88."""
+    """e^x in fp32 to a relative error of (4 + 2|x|) / 2^24, branch-free so that loops vectorise; x below 88."""
     t = max(x * np.float32(1.4426950408889634), np.float32(-126.0))
     whole = np.floor(t + np.float32(0.5))
     f = t - whole
