@@ -242,8 +242,6 @@ class _Block:
     def _text(self, request: Request) -> tuple[tuple[int, ...], str, int | None]:
         """Pseudo words of a request: the same under every configuration, as lossless engines give, up
         to where the declared near ties flip."""
-        if request.request_id in self._texts:
-            return tuple(self._texts[request.request_id]), Cut.LENGTH.value, None
         sampling = request.sampling
         chance = random.Random(f"{self._seed}|{request.request_id}|{sampling.seed}|text")
         mean = self._truth.output_tokens.get(request.category, self._truth.output_tokens[DEFAULT])
@@ -251,6 +249,11 @@ class _Block:
         is_cut = sampling.ignore_eos or length >= sampling.max_tokens
         count = sampling.max_tokens if is_cut else length
         ids = [chance.randrange(self._truth.vocab_size) for _ in range(count)]
+        if request.request_id in self._texts:
+            given = tuple(self._texts[request.request_id])
+            # acceptance belongs to the text: from where it is another one, other coins are drawn
+            parted = (index for index, (own, other) in enumerate(zip(ids, given)) if own != other)
+            return given, Cut.LENGTH.value, next(parted, None)
         flip = self._noise.flip(request.request_id, count)
         if flip is not None:
             ids[flip:] = [(token + 1) % self._truth.vocab_size for token in ids[flip:]]

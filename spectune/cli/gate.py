@@ -51,7 +51,7 @@ def init(
     ] = None,
     calibration_starts: Annotated[
         int, typer.Option("--calibration-starts", help="A/A starts that measure the noise, at least 5.")
-    ] = 8,
+    ] = 10,
     as_json: Annotated[bool, typer.Option("--json", help="Print the gate as JSON on stdout.")] = False,
 ) -> None:
     """Write a gate file from a run, with tolerances from an A/A calibration that this command runs."""

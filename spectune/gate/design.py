@@ -17,7 +17,7 @@ from spectune.stats import LookPlan, minimum_detectable_ratio, paired_power, pla
 
 NUM_SPEED_METRICS = 2
 MIN_STARTS = 4
-MAX_STARTS = 40
+MAX_STARTS = 60
 
 SPEED_SHARE = 0.8
 """Of the false alarms; the rest is for acceptance, whose tolerance is three deviations wide and which has

@@ -32,7 +32,7 @@ from spectune.records import Cell, Point, Request, Sampling, SideArm, SpecConfig
 
 CATEGORIES = ("chat", "code", "math", "json_extraction")
 NOISE = {"boot_noise_sd": 0.01, "request_noise_sd": 0.02, "noise_sd": 0.05, "text_flip_rate": 0.1}
-CALIBRATION_STARTS = 8
+CALIBRATION_STARTS = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,7 +213,7 @@ def summarise(name: str, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--aa", type=int, default=2000, help="equal engines")
-    parser.add_argument("--slower", type=int, default=500, help="3%% slower")
+    parser.add_argument("--slower", type=int, default=600, help="3%% slower")
     parser.add_argument("--verify", type=int, default=200, help="5%% slower verify")
     parser.add_argument("--acceptance", type=int, default=500, help="2%% less acceptance")
     parser.add_argument("--seed", type=int, default=100_000)

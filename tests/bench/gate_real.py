@@ -36,7 +36,7 @@ CELL = Cell(batch_size=1, context_tokens=0, temperature=0.0)
 CONFIG = SpecConfig.chain("eagle3", 3, draft_model=DEFAULT_HEAD)
 POINT = Point(config=CONFIG, cell=CELL, workload_hash="gate-real", sampling=SAMPLING)
 NUM_PROMPTS = 8
-CALIBRATION_STARTS = 8
+CALIBRATION_STARTS = 10
 
 
 class SlowVerify:

@@ -10,6 +10,7 @@ from spectune.errors import EngineFailure, UsageError
 from spectune.records import (
     Backend,
     Cell,
+    Launch,
     Point,
     Prompt,
     Request,
@@ -153,3 +154,31 @@ def test_failure_unknown_kind_is_refused():
     """A typo in a failure is not silently healthy."""
     with pytest.raises(UsageError, match="ooom"):
         SimulatedBackend(failing={"off": "ooom"})
+
+
+def test_replay_of_a_text_repeats_its_acceptance_wherever_it_came_from() -> None:
+    """A start whose texts part from plain decoding's, replayed by another start: the same steps."""
+    truth = SimulatedTruth(text_flip_rate=1.0)
+    asks = requests(6, max_tokens=40)
+    with SimulatedBackend(truth=truth, noise_seed=1).open(Launch(points=())) as session:
+        written = session.run(point(CONFIGS[1]), asks).requests
+    texts = {record.request_id: record.output_ids for record in written}
+
+    with SimulatedBackend(truth=truth, noise_seed=2).open(Launch(points=())) as session:
+        replayed = session.replay(point(CONFIGS[1]), asks, texts).requests
+
+    assert [record.output_ids for record in written] == [record.output_ids for record in replayed]
+    assert [[s.num_accepted for s in r.steps] for r in written] == [
+        [s.num_accepted for s in r.steps] for r in replayed
+    ]
+
+
+def test_starts_with_a_noise_of_their_own_take_different_times() -> None:
+    """With a noise seed every start of the engine is slower or faster in its own way."""
+    backend = SimulatedBackend(truth=SimulatedTruth(boot_noise_sd=0.05), noise_seed=1)
+    durations = set()
+    for _ in range(3):
+        with backend.open(Launch(points=())) as session:
+            durations.add(session.run(point(CONFIGS[1]), requests(2)).duration_s)
+
+    assert len(durations) == 3
