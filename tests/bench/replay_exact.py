@@ -5,7 +5,8 @@
 
 One pass of plain decoding is traced; then every configuration decodes the same requests live, and each
 request's steps are compared with the replayed ones. A request may differ only from a step at which the
-trace lists two draft scores closer than 1e-5. Exit status 1 if another differs, or more than 1 in 200.
+trace lists two draft scores closer than 1e-5. Exit status 1 if another differs, or more than 1 in 200; in
+bf16, where scores are often equal, if the accepted drafts of all requests differ by more than 1%.
 """
 
 from __future__ import annotations
@@ -129,7 +130,7 @@ def main() -> int:
     args = parser.parse_args()
     args.log.parent.mkdir(parents=True, exist_ok=True)
     run(args)
-    return conclude(args.log)
+    return conclude(args.log, is_exact=args.dtype == "float32")
 
 
 def run(args: argparse.Namespace) -> None:
@@ -195,7 +196,7 @@ def lines_of(log: Path) -> list[re.Match[str]]:
     return [found for text in texts if (found := LINE.match(text))]
 
 
-def conclude(log: Path) -> int:
+def conclude(log: Path, *, is_exact: bool) -> int:
     """Sums over the whole log; exit status."""
     found = lines_of(log)
     total = {
@@ -209,6 +210,8 @@ def conclude(log: Path) -> int:
         f"{total['texts']} texts left the traced one; accepted drafts: {total['replayed']} replayed, "
         f"{total['live']} live",
     )
+    if not is_exact:  # equal logits are common in bf16, and either order is right
+        return 1 if abs(total["replayed"] - total["live"]) * 100 > total["live"] else 0
     return 1 if total["unlisted"] or total["listed"] * 200 > total["all"] else 0
 
 
