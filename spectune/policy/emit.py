@@ -12,14 +12,19 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from spectune.errors import UsageError
-from spectune.policy.ranges import Choice, Segment
-from spectune.policy.table import choose
+from spectune.policy.emit_parts import (
+    ladder,
+    lead_of,
+    max_batch,
+    notes_of,
+    other_drafters,
+    same_drafter,
+    target_of,
+    text_of,
+)
+from spectune.policy.emit_sglang import emit_sglang
+from spectune.policy.ranges import Segment
 from spectune.records import Method, SpecConfig
-
-Ladder = tuple[Segment, ...]
-"""Gap-free batch ranges from 1, with what an engine runs in each."""
-
-SGLANG_ALGORITHMS = {Method.EAGLE3.value: "EAGLE3", Method.NGRAM.value: "NGRAM"}
 
 
 def emit(policy: Mapping[str, Any], engine: str, *, max_batch_size: int | None = None) -> str:
@@ -32,27 +37,6 @@ def emit(policy: Mapping[str, Any], engine: str, *, max_batch_size: int | None =
 def emit_all(policy: Mapping[str, Any], *, max_batch_size: int | None = None) -> dict[str, str]:
     """The text for every engine, by its name."""
     return {engine: emitter(policy, max_batch_size) for engine, emitter in EMITTERS.items()}
-
-
-def ladder(policy: Mapping[str, Any]) -> Ladder:
-    """The batch axis of a policy alone: at each batch size the smallest speculation that any measured
-    context or temperature chose. Adjacent ranges that agree are joined."""
-    cells = [cell for cell in policy["cells"] if cell["category"] is None]
-    starts = {1, *(cell["batch"][0] for cell in cells)}
-    starts |= {cell["batch"][1] + 1 for cell in cells if cell["batch"][1] is not None}
-    rungs: list[Segment] = []
-    for low in sorted(starts):
-        config = choose(policy, low)
-        if rungs and rungs[-1].choice.config == config:
-            continue
-        if rungs:
-            rungs[-1] = _closed(rungs[-1], low - 1)
-        rungs.append(Segment(low=low, high=None, choice=Choice(config=config, source="")))
-    return tuple(rungs)
-
-
-def _closed(segment: Segment, high: int) -> Segment:
-    return Segment(low=segment.low, high=high, choice=segment.choice)
 
 
 # vLLM ---------------------------------------------------------------------------------------------
@@ -115,9 +99,9 @@ def _check_schedule(ordered: Sequence[tuple[int, ...]]) -> None:
 def emit_vllm(policy: Mapping[str, Any], max_batch_size: int | None = None) -> str:
     """`vllm serve` with `--speculative-config` and the schedule by batch size."""
     rungs = ladder(policy)
-    notes = _notes(policy, "vLLM")
-    target = _target(policy)
-    lead = _lead(rungs, lambda config: not config.is_tree)
+    notes = notes_of(policy, "vLLM")
+    target = target_of(policy)
+    lead = lead_of(rungs, lambda config: not config.is_tree)
     if trees := sorted({rung.choice.config.label for rung in rungs if rung.choice.config.is_tree}):
         notes.append(
             f"vLLM drafts chains only, so the tree {', '.join(trees)} cannot be run there: off instead; "
@@ -125,13 +109,13 @@ def emit_vllm(policy: Mapping[str, Any], max_batch_size: int | None = None) -> s
         )
     if lead is None:
         notes.append("do not speculate: leave --speculative-config out")
-        return _text(notes, f"vllm serve {target}")
+        return text_of(notes, f"vllm serve {target}")
 
     def runs(config: SpecConfig) -> bool:
-        return not config.is_tree and _same_drafter(config, lead)
+        return not config.is_tree and same_drafter(config, lead)
 
-    notes += _other_drafters(rungs, lead, "vLLM")
-    top = _max_batch(policy, max_batch_size)
+    notes += other_drafters(rungs, lead, "vLLM")
+    top = max_batch(policy, max_batch_size)
     schedule = vllm_schedule(rungs, top, runs=runs)
     depth = max(entry[2] for entry in schedule)
     config: dict[str, Any] = {"method": lead.method}
@@ -148,7 +132,7 @@ def emit_vllm(policy: Mapping[str, Any], max_batch_size: int | None = None) -> s
     command = (
         f"vllm serve {target} --max-num-seqs {top} --speculative-config {shlex.quote(json.dumps(config))}"
     )
-    return _text(notes, command)
+    return text_of(notes, command)
 
 
 def _ngram_window(config: SpecConfig) -> dict[str, Any]:
@@ -160,141 +144,7 @@ def _ngram_window(config: SpecConfig) -> dict[str, Any]:
     return {name: value for name, value in window.items() if value is not None}
 
 
-# SGLang -------------------------------------------------------------------------------------------
-
-
-def sglang_adaptive(
-    rungs: Sequence[Segment], *, runs: Callable[[SpecConfig], bool]
-) -> dict[str, dict[str, list[int]]]:
-    """`--speculative-adaptive-config`: the smallest batch size of each range -> one step count.
-
-    SGLang looks up the largest key that is not above the captured batch size; 0 steps is off.
-    """
-    steps = [(rung.low, rung.choice.config.num_steps if runs(rung.choice.config) else 0) for rung in rungs]
-    kept = [pair for index, pair in enumerate(steps) if index == 0 or steps[index - 1][1] != pair[1]]
-    return {str(low): {"candidate_steps": [depth]} for low, depth in kept}
-
-
-def emit_sglang(policy: Mapping[str, Any], max_batch_size: int | None = None) -> str:
-    """`sglang.launch_server` flags, and the adaptive file where the depth depends on the batch size."""
-    rungs = ladder(policy)
-    notes = _notes(policy, "SGLang")
-    top = _max_batch(policy, max_batch_size)
-    base = f"python -m sglang.launch_server --model-path {_target(policy)} --max-running-requests {top}"
-    lead = _lead(rungs, lambda config: config.method in SGLANG_ALGORITHMS)
-    if lead is None:
-        notes.append("do not speculate: no --speculative flags")
-        return _text(notes, base)
-    notes += _other_drafters(rungs, lead, "SGLang")
-    flags = [base, f"--speculative-algorithm {SGLANG_ALGORITHMS[lead.method]}"]
-    if lead.method != Method.NGRAM:
-        head = lead.draft_model or policy["validity"]["draft"] or "DRAFT_HEAD"
-        flags.append(f"--speculative-draft-model-path {shlex.quote(head)}")
-        flags.append(f"--speculative-num-steps {lead.num_steps} --speculative-eagle-topk {lead.topk}")
-    else:
-        flags.append("--speculative-ngram-max-bfs-breadth 1")
-    flags.append(f"--speculative-num-draft-tokens {lead.num_draft_tokens}")
-
-    def runs(config: SpecConfig) -> bool:
-        return config.is_chain and _same_drafter(config, lead)
-
-    within = [rung for rung in rungs if rung.low <= top]
-    if len({rung.choice.config for rung in within}) == 1:
-        return _text(notes, " ".join(flags))
-    if lead.method != Method.EAGLE3 or not lead.is_chain:
-        notes.append(
-            f"SGLang switches by batch size for EAGLE chains only, so {lead.label} is static here: serve "
-            f"{_spans(within, lead)} with it and put a plain deployment behind a router for the rest"
-        )
-        return _text(notes, " ".join(flags))
-    adaptive = json.dumps(sglang_adaptive(within, runs=runs))
-    flags.append("--speculative-adaptive --speculative-adaptive-config adaptive.json")
-    notes.append("SGLang pads a batch to its captured graph sizes before the lookup; 0 steps is off")
-    return _text(notes, f"cat > adaptive.json <<'EOF'\n{adaptive}\nEOF\n{' '.join(flags)}")
-
-
 EMITTERS: dict[str, Callable[[Mapping[str, Any], int | None], str]] = {
     "vllm": emit_vllm,
     "sglang": emit_sglang,
 }
-
-
-# Shared -------------------------------------------------------------------------------------------
-
-
-def _text(notes: Sequence[str], command: str) -> str:
-    return "\n".join([*(f"# {note}" for note in notes), command])
-
-
-def _target(policy: Mapping[str, Any]) -> str:
-    validity = policy["validity"]
-    return shlex.quote("TARGET" if validity["is_simulated"] else validity["target"] or "TARGET")
-
-
-def _max_batch(policy: Mapping[str, Any], asked: int | None) -> int:
-    """The largest batch to serve: what was asked for, else the largest measured one."""
-    return asked or int(policy["validity"]["batch"][1])
-
-
-def _notes(policy: Mapping[str, Any], engine: str) -> list[str]:
-    """What of a policy no engine executes, and what the numbers are worth."""
-    validity = policy["validity"]
-    notes = []
-    if validity["is_simulated"]:
-        notes.append("from a simulated run: for trying the tool, not for deployment")
-    elif validity["engine"] != engine.lower():
-        notes.append(
-            f"measured on the {validity['engine']} engine, not on {engine}: measure there before you deploy"
-        )
-    contexts = {tuple(cell["context_tokens"]) for cell in policy["cells"] if cell["context_tokens"]}
-    if len(contexts) > 1 or len(validity["temperatures"]) > 1:
-        notes.append(
-            f"{engine} does not switch by context or temperature: each batch size runs the smallest "
-            "speculation that any of them chose"
-        )
-    if categories := sorted({cell["category"] for cell in policy["cells"] if cell["category"]}):
-        notes.append(
-            f"{engine} does not switch by category; decided otherwise: {', '.join(categories)}; "
-            "for that put two deployments behind a router"
-        )
-    heads = {cell["config"]["draft_model"] for cell in policy["cells"] if cell["config"] != "off"}
-    names = [name for name in (validity["target"], *sorted(heads - {None})) if name and "/" not in name]
-    if names and not validity["is_simulated"]:
-        notes.append(f"put your folders or hub ids in place of the names {', '.join(names)}")
-    high = validity["context_tokens"][1]
-    notes.append(f"measured up to {high} tokens per sequence; longer contexts are not covered")
-    return notes
-
-
-def _lead(rungs: Sequence[Segment], runs: Callable[[SpecConfig], bool]) -> SpecConfig | None:
-    """The configuration of the lowest range that the engine can speculate in."""
-    configs = [rung.choice.config for rung in rungs]
-    return next((config for config in configs if not config.is_off and runs(config)), None)
-
-
-def _same_drafter(config: SpecConfig, lead: SpecConfig) -> bool:
-    return (config.method, config.draft_model, config.options) == (
-        lead.method, lead.draft_model, lead.options,
-    )  # fmt: skip
-
-
-def _other_drafters(rungs: Sequence[Segment], lead: SpecConfig, engine: str) -> list[str]:
-    others = {
-        rung.choice.config.label
-        for rung in rungs
-        if not rung.choice.config.is_off
-        and not rung.choice.config.is_tree
-        and not _same_drafter(rung.choice.config, lead)
-    }
-    if not others:
-        return []
-    return [f"{engine} loads one drafter, {lead.method}; ranges of {', '.join(sorted(others))} are off"]
-
-
-def _spans(rungs: Sequence[Segment], config: SpecConfig) -> str:
-    spans = [
-        f"{rung.low}" if rung.high == rung.low else f"{rung.low} to {rung.high or 'the maximum'}"
-        for rung in rungs
-        if rung.choice.config == config
-    ]
-    return f"batch {', '.join(spans)}"

@@ -8,7 +8,8 @@ import shlex
 import pytest
 
 from spectune.errors import UsageError
-from spectune.policy.emit import emit, emit_all, ladder, vllm_lookup, vllm_schedule
+from spectune.policy.emit import emit, emit_all, vllm_lookup, vllm_schedule
+from spectune.policy.emit_parts import ladder
 from spectune.policy.table import build_policy, choose
 from spectune.records import SpecConfig
 
