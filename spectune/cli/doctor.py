@@ -96,12 +96,20 @@ def pair_findings(
     """Target, its template, and the head against it."""
     from spectune.draft.inspect import inspect_head, inspect_model
     from spectune.measure.doctor.capture import check_capture
-    from spectune.measure.doctor.pair import check_pair
+    from spectune.measure.doctor.findings import note
+    from spectune.measure.doctor.pair import HEAD_METHODS, check_pair
     from spectune.measure.doctor.target import check_target
     from spectune.measure.doctor.vocabulary import check_vocabulary
 
     folder, draft = target_folder(model, head), head_folder_of(model, head)
+    if head is None and method not in HEAD_METHODS:
+        draft = None  # nobody asked for a head, so the shipped one is not judged
     if folder is None:
+        yield note(
+            "target",
+            "no --model is given and the default target is not fetched yet: the pair is not checked",
+            fix="--model PATH, or fetch the default target: spectune sweep --quick",
+        )
         return
     target = inspect_model(folder)
     yield from check_target(target, engine=engine)
