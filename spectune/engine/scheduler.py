@@ -65,6 +65,7 @@ class Engine:
         wants_margins: bool = False,
         on_progress: Callable[[int], None] | None = None,
         scratch: SpecConfig | None = None,
+        limit: Callable[[int], int] | None = None,
     ) -> BlockResult:
         """Decode all requests at the engine's batch size.
 
@@ -77,6 +78,8 @@ class Engine:
             wants_margins: keep the top-2 gap of each emitted token in `self.margins`.
             on_progress: called with the number of tokens emitted so far.
             scratch: the largest configuration that a chooser or observer will ask for.
+            limit: from the tokens emitted so far, how many requests may run at once (a load that rises
+                and falls); at least one does, and none that runs is stopped.
         """
         with torch.inference_mode(), self.target.own_threads():
             return self._generate(
@@ -89,6 +92,7 @@ class Engine:
                 wants_margins=wants_margins,
                 on_progress=on_progress,
                 scratch=scratch,
+                limit=limit,
             )
 
     def _generate(
@@ -103,6 +107,7 @@ class Engine:
         wants_margins: bool,
         on_progress: Callable[[int], None] | None,
         scratch: SpecConfig | None,
+        limit: Callable[[int], int] | None,
     ) -> BlockResult:
         drafter = self.drafter if chooser is not None or not config.is_off or on_round else None
         if drafter is None and not config.is_off:
@@ -115,7 +120,10 @@ class Engine:
         reset_peak_memory(self.target.device)
         start_s = self.clock()
         while waiting or run.running:
-            while waiting and len(run.running) < self.batch_size:
+            allowed = (
+                self.batch_size if limit is None else max(1, min(self.batch_size, limit(run.num_emitted)))
+            )
+            while waiting and len(run.running) < allowed:
                 run.admit(waiting.popleft(), finished)
             if not run.running:
                 continue
