@@ -7,8 +7,10 @@ statistics.
 from __future__ import annotations
 
 import functools
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
@@ -24,8 +26,10 @@ from spectune.engine.drafter import Drafter
 from spectune.engine.resolve import resolve_model
 from spectune.engine.scheduler import Engine
 from spectune.engine.target import Target
+from spectune.engine.target_config import read_json
 from spectune.engine.tokenizer import Tokenizer
 from spectune.engine.trace import replay_text
+from spectune.engine.verify import ForcedAcceptance
 from spectune.errors import UsageError
 from spectune.records import (
     BlockResult,
@@ -37,6 +41,7 @@ from spectune.records import (
     Point,
     Prompt,
     Request,
+    RoundRecord,
     Session,
     SpecConfig,
 )
@@ -62,6 +67,7 @@ class ReferenceBackend:
         quantization: `int8` rounds the target's weights to 8 bits (CPU; computes in float32).
         kernels: `auto` takes compiled passes on CPUs, `plain` the operators of torch alone.
         prefill_chunk: prompt tokens per prefill pass.
+        chat_template: file of a chat template that replaces the target's own.
         progress: called with a sentence when something slow starts.
     """
 
@@ -76,6 +82,7 @@ class ReferenceBackend:
         quantization: str | None = None,
         kernels: str = "auto",
         prefill_chunk: int = 512,
+        chat_template: Path | None = None,
         progress: Callable[[str], None] = _silent,
     ) -> None:
         self._model, self._draft_model = model, draft_model
@@ -83,7 +90,7 @@ class ReferenceBackend:
         self._quantization, self._kernels = quantization, kernels
         if quantization is not None and dtype == "auto":
             self._dtype = "float32"
-        self._prefill_chunk = prefill_chunk
+        self._prefill_chunk, self._chat_template = prefill_chunk, chat_template
         self._say = progress
 
     def capabilities(self) -> Capabilities:
@@ -151,7 +158,17 @@ class ReferenceBackend:
 
     @functools.cached_property
     def tokenizer(self) -> Tokenizer:
-        return Tokenizer.from_dir(self.model_path)
+        own = Tokenizer.from_dir(self.model_path)
+        return own if self._chat_template is None else own.with_template(self._chat_template)
+
+    @functools.cached_property
+    def head_context(self) -> int | None:
+        """Longest context that the head was made for; None where its config does not say."""
+        if self._draft_model is None:
+            return None
+        config = read_json(head_folder(self._draft_model) / "config.json")
+        longest = config.get("max_position_embeddings")
+        return longest if isinstance(longest, int) else None
 
     @property
     def template_digest(self) -> str | None:
@@ -237,6 +254,28 @@ class _ReferenceSession:
         """The block along given output ids: what the drafter would have had accepted."""
         return replay_text(self._engine(point), requests, dict(texts), point.config)
 
+    def time_rounds(
+        self,
+        point: Point,
+        requests: Sequence[Request],
+        configs: Sequence[SpecConfig],
+        kept: Sequence[int],
+    ) -> tuple[RoundRecord, ...]:
+        """One round of all requests for each configuration, with forced acceptance: what rounds cost."""
+        drafting = [config for config in configs if not config.is_off]
+        largest = drafting and SpecConfig(
+            method=drafting[0].method,
+            num_steps=max(config.num_steps for config in drafting),
+            topk=max(config.topk for config in drafting),
+            num_draft_tokens=max(config.num_draft_tokens for config in drafting),
+            options=drafting[0].options,
+        )
+        block = self._engine(point).generate(
+            requests, chooser=_InTurn(configs), forced=_Kept(0.0, kept), scratch=largest or None
+        )
+        rounds = tuple(turn for turn in block.rounds if turn.kind == "decode")
+        return rounds[: len(configs)]
+
     def _engine(self, point: Point) -> Engine:
         config, batch_size = point.config, point.cell.batch_size
         if any(size != batch_size for size, _ in self._engines):
@@ -254,6 +293,26 @@ class _ReferenceSession:
         engine.generate([request], forced_text=text, wants_margins=True)
         value = engine.margins[request.request_id][index - 1]
         return Gap(value=value, tolerance=_NEAR_TIE[self._backend.target.dtype])
+
+
+class _InTurn:
+    """Chooses given configurations one after the other, then plain decoding."""
+
+    def __init__(self, configs: Sequence[SpecConfig]) -> None:
+        self._left = deque(configs)
+
+    def choose(self, *, batch_size: int, context_tokens: int, acceptance_ema: float | None) -> SpecConfig:
+        return self._left.popleft() if self._left else SpecConfig.off()
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept(ForcedAcceptance):
+    """Keeps a given number of drafts in each step."""
+
+    counts: Sequence[int]
+
+    def count(self, step: int, limit: int) -> int:
+        return min(self.counts[step], limit) if step < len(self.counts) else 0
 
 
 def _device_name(device: torch.device) -> str:

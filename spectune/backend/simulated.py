@@ -32,6 +32,7 @@ from spectune.records import (
     Request,
     RoundRecord,
     Session,
+    SpecConfig,
     chain_or_tree_pool,
 )
 
@@ -173,6 +174,22 @@ class _SimulatedSession:
             peak_memory_bytes=self._backend.truth.peak_memory_bytes,
         )
 
+    def time_rounds(
+        self,
+        point: Point,
+        requests: Sequence[Request],
+        configs: Sequence[SpecConfig],
+        kept: Sequence[int],
+    ) -> tuple[RoundRecord, ...]:
+        """One round of all requests for each configuration, keeping kept[i] drafts of every sequence."""
+        block = _Block(self._backend, point, self._now_s, self._start, {})
+        kv_tokens = sum(len(request.prompt_ids) + 1 for request in requests)
+        for config, count in zip(configs, kept, strict=True):
+            block.force(config, len(requests), kv_tokens, count)
+            kv_tokens += len(requests) * (count + 1)
+        self._now_s += math.fsum(turn.total_s for turn in block.rounds)
+        return tuple(block.rounds)
+
 
 class _Block:
     """The rounds of one block of one arm."""
@@ -264,18 +281,44 @@ class _Block:
         pool = 0 if config.is_off else chain_or_tree_pool(config.num_steps, config.topk)
         steps = [sequence.step(pool, config.num_draft_tokens - 1) for sequence in active]
         extra = max(step.num_verified for step in steps)
-        kv_tokens = sum(sequence.kv_tokens for sequence in active)
-        verify_s = (
-            self._truth.plain_s(len(active))
-            + self._truth.context_s_per_token * kv_tokens
-            + self._truth.verify_s_per_token * extra * len(active)
-        )
+        verify_s = self._verify_s(len(active), extra, sum(sequence.kv_tokens for sequence in active))
         emitted = sum(step.num_emitted for step in steps)
         self._book("decode", active, self._truth.draft_s(config), verify_s, num_emitted=emitted)
         for sequence, step in zip(active, steps, strict=True):
             sequence.steps.append(step)
             sequence.num_emitted += step.num_emitted
             sequence.chunk_s.append(self._now_s)
+
+    def _verify_s(self, batch_size: int, extra: int, kv_tokens: int) -> float:
+        return (
+            self._truth.plain_s(batch_size)
+            + self._truth.context_s_per_token * kv_tokens
+            + self._truth.verify_s_per_token * extra * batch_size
+        )
+
+    def force(self, config: SpecConfig, batch_size: int, kv_tokens: int, kept: int) -> None:
+        """One full round of a given shape."""
+        truth = self._truth
+        factor = self._noise.of_round([1.0] * batch_size)
+        parts = (
+            truth.draft_s(config),
+            self._verify_s(batch_size, config.num_draft_tokens - 1, kv_tokens),
+            truth.other_s + truth.other_s_per_sequence * batch_size,
+        )
+        draft_s, verify_s, other_s = (part * factor * self._noise.of_part() for part in parts)
+        turn = RoundRecord(
+            kind="decode",
+            batch_size=batch_size,
+            kv_tokens=kv_tokens,
+            config=config.label,
+            start_s=self._now_s,
+            draft_s=draft_s,
+            verify_s=verify_s,
+            other_s=other_s,
+            num_emitted=batch_size * (kept + 1),
+        )
+        self.rounds.append(turn)
+        self._now_s += turn.total_s
 
     def _book(
         self, kind: str, active: list[SimulatedSequence], draft_s: float, verify_s: float, *, num_emitted: int
