@@ -38,7 +38,7 @@ def show(
 
 def read_policy(source: Path) -> dict[str, Any]:
     """The checked policy of a run directory or a file."""
-    from spectune.policy.table import load_policy
+    from spectune.policy.file import load_policy
 
     path = source / POLICY_FILE if source.is_dir() else source
     try:

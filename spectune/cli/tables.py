@@ -91,7 +91,7 @@ def _range(bounds: Sequence[float | None] | None) -> str:
 
 
 def _config_label(value: Any) -> str:
-    from spectune.policy.table import config_of
+    from spectune.policy.file import config_of
 
     return config_of(value).label
 

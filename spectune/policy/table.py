@@ -8,33 +8,19 @@ none does, the fallback decides. No engine is named here but by its fingerprint.
 from __future__ import annotations
 
 import itertools
-import json
 from collections.abc import Iterable, Mapping, Sequence
-from importlib import resources
 from typing import Any
 
-from spectune.errors import NotComparable, UsageError
 from spectune.policy import decide
 from spectune.policy.comparison import ArmSummary, CellComparison
+from spectune.policy.deadband import ASSUMED_COST_ROUNDS, edges_of
+from spectune.policy.file import COMPARABLE_KEYS, OFF, POLICY_SCHEMA_VERSION, config_of, identity_of
 from spectune.policy.ranges import Choice, Segment, batch_segments, context_bands, merge_rows
+from spectune.policy.smallest import shrink
+from spectune.policy.starts import standby_cost
 from spectune.records import Cell, Fingerprint, SpecConfig
 
-POLICY_SCHEMA_VERSION = 1
-OFF = "off"
-
-COMPARABLE_KEYS = (
-    "engine", "engine_version", "target", "draft", "device", "dtype", "tensor_parallel_size", "threads",
-)  # fmt: skip
-"""Validity keys that must be equal before a policy may be used."""
-
 Row = dict[Cell, Choice]
-
-
-def policy_schema() -> dict[str, Any]:
-    """The published JSON schema of a policy file."""
-    text = resources.files("spectune.policy").joinpath("policy.schema.json").read_text("utf-8")
-    schema: dict[str, Any] = json.loads(text)
-    return schema
 
 
 def build_policy(
@@ -45,28 +31,68 @@ def build_policy(
     fingerprint: Fingerprint | None,
     contexts: Mapping[Cell, tuple[int, int]],
     workload: Mapping[str, Any] | None = None,
+    sources: Mapping[Cell, str] | None = None,
+    max_loss: float = 0.0,
+    switch_cost_rounds: float | None = None,
 ) -> dict[str, Any] | None:
     """The policy of a run; None if no cell was decided.
 
     Args:
         contexts: tokens per sequence (smallest prompt, largest prompt + output) seen in each cell.
         workload: name and digest, kept in the validity.
+        sources: the run of each cell, where they come from several.
+        max_loss: share of a cell's speedup that may be given up for a table with fewer edges.
+        switch_cost_rounds: plain rounds that a switch to more speculation costs; assumed if None.
     """
+    names = {cell.cell: (sources or {}).get(cell.cell, run_name) for cell in cells}
     decided = [cell for cell in cells if cell.decision.verdict != decide.NO_DATA]
     if not decided:
         return None
-    overall = {cell.cell: _choice(cell, run_name) for cell in decided}
+    measured = shrink(
+        {cell.cell: _choice(cell, names[cell.cell]) for cell in decided}, decided, max_loss=max_loss
+    )
+    overall = measured | {
+        cell.cell: _no_data(cell, names[cell.cell]) for cell in cells if cell not in decided
+    }
     table: list[dict[str, Any]] = []
-    for category, row in _category_rows(overall, decided, categories, run_name).items():
+    for category, row in _category_rows(overall, decided, categories, names).items():
         table += _cells_of(row, contexts, category)
     table += _cells_of(overall, contexts, None)
+    cost = ASSUMED_COST_ROUNDS if switch_cost_rounds is None else switch_cost_rounds
     return {
         "schema_version": POLICY_SCHEMA_VERSION,
         "kind": "spectune-policy",
         "source_run": run_name,
-        "validity": _validity(overall, fingerprint, contexts, workload or {}),
+        "validity": _validity(measured, fingerprint, contexts, workload or {}),
         "fallback": OFF,
+        "max_loss": max_loss,
+        "deadband": {
+            "switch_cost_rounds": cost,
+            "is_assumed": switch_cost_rounds is None,
+            "edges": edges_of(measured, decided, switch_cost_rounds=cost),
+        },
+        "standby": [_standby_json(cell, arm) for cell in cells for arm in cell.standby if arm.speedup],
         "cells": table,
+    }
+
+
+def _no_data(comparison: CellComparison, run_name: str) -> Choice:
+    """A measured place that gave no answer is off, and says so instead of taking its neighbours' word."""
+    reason = comparison.decision.reason
+    return Choice(
+        config=comparison.decision.chosen, source=f"{run_name}: no data at {comparison.cell.label}: {reason}"
+    )
+
+
+def _standby_json(comparison: CellComparison, arm: ArmSummary) -> dict[str, Any]:
+    """What an engine that could speculate and does not costs: time per token over that of one that cannot."""
+    assert arm.speedup is not None
+    cost = standby_cost(arm.speedup)
+    return {
+        "method": arm.config.method,
+        "batch": comparison.cell.batch_size,
+        "cost": cost.value,
+        "cost_ci": None if cost.low is None else [cost.low, cost.high],
     }
 
 
@@ -89,7 +115,7 @@ def _category_rows(
     overall: Row,
     cells: Sequence[CellComparison],
     categories: Sequence[CellComparison],
-    run_name: str,
+    names: Mapping[Cell, str],
 ) -> dict[str, Row]:
     """Rows of the categories whose on or off is clearly another than the cell's."""
     by_cell = {cell.cell: cell.decision for cell in cells}
@@ -100,8 +126,7 @@ def _category_rows(
             continue
         if comparison.decision.verdict == "on" or decide.loses(comparison, decision):
             row = rows.setdefault(comparison.scope, dict(overall))
-            choice = _choice(comparison, run_name)
-            row[comparison.cell] = choice
+            row[comparison.cell] = _choice(comparison, names[comparison.cell])
     return rows
 
 
@@ -194,89 +219,6 @@ def _validity(
         "context_tokens": [0, max(high for _, high in seen)],
         "temperatures": sorted({cell.temperature for cell in row}),
     }
-
-
-def identity_of(fingerprint: Fingerprint) -> dict[str, Any]:
-    """What a policy is valid for: engine, models, device and parallelism."""
-    return {
-        "engine": fingerprint.backend,
-        "engine_version": fingerprint.engine_version,
-        "target": fingerprint.target,
-        "draft": fingerprint.draft,
-        "device": fingerprint.device,
-        "dtype": fingerprint.dtype,
-        "tensor_parallel_size": int(fingerprint.settings.get("tensor_parallel_size", 1)),
-        "threads": fingerprint.threads,
-        "is_simulated": fingerprint.is_simulated,
-    }
-
-
-def check_validity(policy: Mapping[str, Any], fingerprint: Fingerprint) -> None:
-    """Raise NotComparable, naming each difference, if a policy was measured on something else."""
-    here = identity_of(fingerprint)
-    measured = policy["validity"]
-    differing = [
-        f"{key} {measured.get(key)!r} against {here[key]!r}"
-        for key in COMPARABLE_KEYS
-        if measured.get(key) != here[key]
-    ]
-    if differing:
-        raise NotComparable(
-            f"the policy of {policy.get('source_run')} was measured elsewhere: {'; '.join(differing)}",
-            hint="sweep on this deployment and build a policy from that run",
-        )
-
-
-def load_policy(data: Any, *, origin: str = "policy") -> dict[str, Any]:
-    """Check a policy that came from a file; raises UsageError naming `origin` and the key."""
-    if not isinstance(data, dict) or data.get("kind") != "spectune-policy":
-        raise UsageError(
-            f"{origin}: not a spectune policy", hint="a sweep writes policy.json into its run directory"
-        )
-    if data.get("schema_version") != POLICY_SCHEMA_VERSION:
-        raise UsageError(
-            f"{origin}: schema_version {data.get('schema_version')!r}, this version reads "
-            f"{POLICY_SCHEMA_VERSION}"
-        )
-    schema = policy_schema()
-    _check_keys(data, schema, origin)
-    if not isinstance(data["cells"], list):
-        raise UsageError(f"{origin}: cells must be a list")
-    for index, cell in enumerate(data["cells"]):
-        where = f"{origin}: cells[{index}]"
-        _check_keys(cell, schema["$defs"]["cell"], where)
-        _check_range(cell["batch"], f"{where}.batch")
-        if cell["context_tokens"] is not None:
-            _check_range(cell["context_tokens"], f"{where}.context_tokens")
-        _check_range(cell["temperature"], f"{where}.temperature")
-        config_of(cell["config"])
-    config_of(data["fallback"])
-    return data
-
-
-def _check_keys(data: Any, schema: Mapping[str, Any], where: str) -> None:
-    if not isinstance(data, dict):
-        raise UsageError(f"{where}: must be an object")
-    if missing := sorted(set(schema["required"]) - set(data)):
-        raise UsageError(f"{where}: missing {', '.join(missing)}")
-    if unknown := sorted(set(data) - set(schema["properties"])):
-        raise UsageError(f"{where}: unknown keys {', '.join(unknown)}")
-
-
-def _check_range(pair: Any, where: str) -> None:
-    good = (
-        isinstance(pair, list)
-        and len(pair) == 2
-        and isinstance(pair[0], int | float)
-        and (pair[1] is None or (isinstance(pair[1], int | float) and pair[0] <= pair[1]))
-    )
-    if not good:
-        raise UsageError(f"{where}: {pair!r} is not [low, high] with low <= high")
-
-
-def config_of(value: Any) -> SpecConfig:
-    """The configuration of a cell: "off" or an object."""
-    return SpecConfig.off() if value == OFF else SpecConfig.from_dict(value)
 
 
 def choose(

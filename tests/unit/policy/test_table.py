@@ -10,7 +10,8 @@ import pytest
 
 from spectune.errors import NotComparable, UsageError
 from spectune.policy.chooser import PolicyChooser
-from spectune.policy.table import build_policy, check_validity, choose, load_policy, policy_schema
+from spectune.policy.file import check_validity, load_policy, policy_schema
+from spectune.policy.table import build_policy, choose
 
 
 def build(make, cells, categories=(), *, contexts=None, fingerprint=None):
