@@ -46,6 +46,13 @@ def mock_server(
         int | None, typer.Option("--output-tokens", help="Where answers end by themselves.")
     ] = None,
     max_num_seqs: Annotated[int, typer.Option("--max-num-seqs", help="Sequences decoded together.")] = 256,
+    prefix_caching: Annotated[
+        bool,
+        typer.Option(
+            "--enable-prefix-caching/--no-enable-prefix-caching",
+            help="Known beginnings of prompts cost nothing.",
+        ),
+    ] = True,
     start_delay_s: Annotated[
         float, typer.Option("--start-delay-s", help="How long /health answers 503 at first.")
     ] = 0.0,
@@ -85,6 +92,7 @@ def mock_server(
         draft_s=draft_ms / 1e3,
         output_tokens=output_tokens,
         max_num_seqs=max_num_seqs,
+        has_prefix_cache=prefix_caching,
         start_delay_s=start_delay_s,
         faults=tuple(Fault.parse(text) for text in fail or ()),
         quirks=frozenset(quirk or ()),

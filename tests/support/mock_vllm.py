@@ -40,6 +40,7 @@ def main() -> None:
     parser.add_argument("--served-model-name", required=True)
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--max-num-seqs", type=int, default=256)
+    parser.add_argument("--enable-prefix-caching", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--speculative-config", type=json.loads)
     arguments, _ = parser.parse_known_args()
     misbehave(arguments)
@@ -54,6 +55,7 @@ def settings_of(arguments: argparse.Namespace) -> MockSettings:
     spec = arguments.speculative_config
     truth |= by_method.get("off" if spec is None else spec["method"], {})
     truth |= {"model": arguments.served_model_name, "max_num_seqs": arguments.max_num_seqs, **truth}
+    truth["has_prefix_cache"] = arguments.enable_prefix_caching
     if arguments.misbehave == "wrong_name":
         truth["model"] = "somebody-else"
     if spec is not None:

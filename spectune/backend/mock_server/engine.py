@@ -170,7 +170,12 @@ class Engine:
         return ids
 
     def _look_up(self, ids: tuple[int, ...]) -> int:
-        """Prompt tokens whose blocks are cached; caches the rest. The last token is always computed."""
+        """Prompt tokens whose blocks are cached; caches the rest. The last token is always computed.
+
+        Without a cache nothing is asked of it and its counters stay at zero, as vLLM's do.
+        """
+        if not self.settings.has_prefix_cache:
+            return 0
         hits, mark, is_hit = 0, 0, True
         for end in range(BLOCK, len(ids), BLOCK):
             mark = zlib.crc32(repr(ids[end - BLOCK : end]).encode(), mark)

@@ -77,6 +77,7 @@ class MockSettings:
         start_delay_s: how long /health answers 503.
         max_num_seqs: sequences that decode together; more wait.
         has_detailed_metrics: per-request metrics.speculative_decoding with per-step counts.
+        has_prefix_cache: keep prompts in blocks, so that known beginnings cost nothing.
     """
 
     model: str = "mock-model"
@@ -95,6 +96,7 @@ class MockSettings:
     seed: int = 0
     num_engines: int = 1
     has_detailed_metrics: bool = True
+    has_prefix_cache: bool = True
     faults: tuple[Fault, ...] = ()
     quirks: frozenset[str] = frozenset()
 

@@ -100,6 +100,20 @@ def test_prefix_cache_is_seen_and_can_be_emptied(server: MockServer) -> None:
     assert [0.0, 0.8, 0.0] == rates
 
 
+def test_server_without_a_prefix_cache_keeps_nothing() -> None:
+    """Switched off, the same prompt is computed again and no hit is counted."""
+    load = ClosedLoop(concurrency=1)
+    with mock_thread(MockSettings(has_prefix_cache=False)) as server:
+        before = server_api.scrape(server.url)
+        cached = [
+            run_requests(server.url, server.model, [asked()], load)[0].num_cached_tokens for _ in range(2)
+        ]
+        rate = cache_hit_rate(before, server_api.scrape(server.url))
+
+    assert [0, 0] == cached
+    assert rate is None
+
+
 @pytest.mark.parametrize(
     "ask",
     [server_api.engine_version, server_api.served_models, server_api.scrape, server_api.reset_prefix_cache],
