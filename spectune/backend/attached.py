@@ -17,20 +17,23 @@ from typing import TYPE_CHECKING, Any
 import httpx
 
 from spectune.backend import server_api
+from spectune.backend.ceiling import known_ceiling
 from spectune.backend.client import LOOPBACK, server_root
 from spectune.backend.prometheus import ACCEPTED_PER_POSITION, DRAFTS
-from spectune.backend.prompts import CONTEXT_FRAME, encode_prompt, load_tokenizer
+from spectune.backend.prompts import CONTEXT_FRAME, chat_messages, encode_prompt, load_tokenizer
 from spectune.backend.server_session import Address, ServerSession
 from spectune.errors import EngineFailure, SpectuneError, UsageError
 from spectune.records import (
     BlockResult,
     Capabilities,
+    ChatAnswer,
     Fingerprint,
     Gap,
     Launch,
     Point,
     Prompt,
     Request,
+    Sampling,
     Session,
     SpecConfig,
 )
@@ -68,6 +71,8 @@ class AttachedBackend:
         base_url: the server to measure.
         baseline_url: the same model without speculation.
         model: name to ask for, if several are served, or a directory whose tokenizer is used.
+        trace_s: arrivals of a recorded trace, seconds, for cells that replay it.
+        chat_template: file of a chat template, for a directory's tokenizer.
     """
 
     def __init__(
@@ -76,11 +81,19 @@ class AttachedBackend:
         base_url: str,
         baseline_url: str | None = None,
         model: str | None = None,
+        trace_s: Sequence[float] = (),
+        chat_template: Path | None = None,
         progress: Callable[[str], None] = _silent,
     ) -> None:
         self._tokenizer_dir = Path(model) if model is not None and Path(model).is_dir() else None
         self._asked = model if self._tokenizer_dir is None else None
         self._base_url, self._baseline_url = base_url, baseline_url
+        self._trace_s, self._chat_template = tuple(trace_s), chat_template
+        if chat_template is not None and self._tokenizer_dir is None:
+            raise UsageError(
+                f"--chat-template {chat_template}: a running server applies its own template",
+                hint="give --model the directory of the model: prompts are encoded here then",
+            )
         self._say = progress
 
     @functools.cached_property
@@ -132,6 +145,8 @@ class AttachedBackend:
                 is_plain=facts.config.is_off,
                 check_alive=functools.partial(_check_alive, facts.url),
                 resets_cache=True,
+                ceiling=known_ceiling,
+                trace_s=self._trace_s,
             )
         yield _Attached(sessions)
 
@@ -162,12 +177,13 @@ class AttachedBackend:
             ids = self._tokenize({"prompt": context_text})[:context_tokens]
             context = self._ask("/detokenize", {"tokens": ids})["prompt"]
             text = CONTEXT_FRAME.format(context=context, prompt=text)
-        system = [{"role": "system", "content": prompt.system}] if prompt.system else []
-        return tuple(self._tokenize({"messages": [*system, {"role": "user", "content": text}]}))
+        return tuple(self._tokenize({"messages": chat_messages(prompt, text)}))
 
     @functools.cached_property
     def _tokenizer(self) -> Tokenizer | None:
-        return None if self._tokenizer_dir is None else load_tokenizer(self._tokenizer_dir)
+        if self._tokenizer_dir is None:
+            return None
+        return load_tokenizer(self._tokenizer_dir, self._chat_template)
 
     def _tokenize(self, what: dict[str, Any]) -> list[int]:
         return [int(token) for token in self._ask("/tokenize", what)["tokens"]]
@@ -201,6 +217,10 @@ class _Attached:
 
     def stream(self, point: Point, requests: Sequence[Request], fillers: Sequence[Request]) -> BlockResult:
         return self._of(point).stream(point, requests, fillers)
+
+    def converse(self, prompts: Sequence[Prompt], sampling: Sampling) -> list[ChatAnswer]:
+        """The first server answers: both serve the same model, and greedy answers do not depend on drafts."""
+        return next(iter(self._sessions.values())).converse(prompts, sampling)
 
     def gap(self, request: Request, output_ids: Sequence[int], index: int) -> Gap | None:
         return None

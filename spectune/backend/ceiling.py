@@ -6,13 +6,14 @@ do on the machine of a user, so the ceiling is that of both; it depends on the c
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from spectune.backend.client import ClientOptions, run_requests
 from spectune.backend.mock_server import MockSettings, mock_process
-from spectune.errors import RunError
+from spectune.errors import RunError, SpectuneError
 from spectune.records import Request, Sampling, ServedRequest
 from spectune.workload.arrivals import ClosedLoop
 
@@ -68,6 +69,15 @@ def client_ceiling(
         num_requests=count,
         num_events=num_events,
     )
+
+
+@functools.lru_cache(maxsize=32)
+def known_ceiling(concurrency: int) -> ClientCeiling | None:
+    """The ceiling of this process at `concurrency`, measured once; None where it cannot be measured."""
+    try:
+        return client_ceiling(concurrency)
+    except (SpectuneError, OSError):
+        return None
 
 
 def client_share(ceiling: ClientCeiling, requests: Sequence[ServedRequest]) -> float:

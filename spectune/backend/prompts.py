@@ -19,8 +19,10 @@ CONTEXT_FRAME = "Read this text first.\n\n{context}\n\n{prompt}"
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "chat_template.json")
 
 
-def load_tokenizer(folder: Path) -> Tokenizer:
+def load_tokenizer(folder: Path, chat_template: Path | None = None) -> Tokenizer:
     """The tokenizer of a model directory of any family: a server decodes it, so only its text is ours.
+
+    `chat_template` is a file that replaces the model's own template.
 
     CheckpointError without a tokenizer.json.
     """
@@ -35,7 +37,8 @@ def load_tokenizer(folder: Path) -> Tokenizer:
         for name in TOKENIZER_FILES:
             if (folder / name).exists():
                 shutil.copyfile(folder / name, Path(scratch) / name)
-        return Tokenizer.from_dir(scratch)
+        own = Tokenizer.from_dir(scratch)
+    return own if chat_template is None else own.with_template(chat_template)
 
 
 def encode_prompt(
@@ -54,8 +57,13 @@ def encode_prompt(
                 hint="put a longer long_context.txt beside the workload",
             )
         text = CONTEXT_FRAME.format(context=tokenizer.decode(ids[:context_tokens]), prompt=text)
+    return tuple(tokenizer.encode_chat(chat_messages(prompt, text)))
+
+
+def chat_messages(prompt: Prompt, first: str | None = None) -> list[dict[str, str]]:
+    """The conversation up to the turn that is asked; `first` replaces the first turn."""
     system = [{"role": "system", "content": prompt.system}] if prompt.system else []
-    messages = [*system, {"role": "user", "content": text}]
+    messages = [*system, {"role": "user", "content": prompt.turns[0] if first is None else first}]
     for answer, turn in zip(prompt.answers, prompt.turns[1:], strict=False):
         messages += [{"role": "assistant", "content": answer}, {"role": "user", "content": turn}]
-    return tuple(tokenizer.encode_chat(messages))
+    return messages

@@ -16,22 +16,29 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from spectune.backend.ceiling import ClientCeiling, ceiling_note, client_share
+from spectune.backend.chat import chat_answers
 from spectune.backend.client import ClientOptions, run_requests
+from spectune.backend.open_load import mean_in_flight, open_queue, open_seconds, overload_note
 from spectune.backend.prometheus import Scrape, cache_hit_rate, grown, spec_counts
 from spectune.backend.server_api import reset_prefix_cache, scrape, served_models
 from spectune.errors import EngineFailure
+from spectune.metrics.served import max_in_flight
 from spectune.records import (
     BlockResult,
+    ChatAnswer,
     FailureKind,
     Gap,
     LoadRecord,
     Point,
+    Prompt,
     Request,
     RequestRecord,
+    Sampling,
     ServedRequest,
     SpecCounts,
 )
-from spectune.workload.arrivals import ClosedLoop
+from spectune.workload.arrivals import ClosedLoop, Load
 
 SILENCE_S = 120.0
 HIT_LIMIT = 0.01
@@ -66,6 +73,8 @@ class ServerSession:
         memory_bytes: memory that the server holds, for the record.
         is_plain: whether the server does not speculate at all.
         resets_cache: empty the prefix cache before a stream, if the server has one and a route for it.
+        ceiling: tells what this client can take at a concurrency; nothing is said of it if None.
+        trace_s: arrivals of a recorded trace, for cells that replay it.
     """
 
     def __init__(
@@ -77,12 +86,16 @@ class ServerSession:
         memory_bytes: Callable[[], int | None] = lambda: None,
         options: ClientOptions | None = None,
         resets_cache: bool = False,
+        ceiling: Callable[[int], ClientCeiling | None] | None = None,
+        trace_s: Sequence[float] = (),
     ) -> None:
         self.address = address
         self._is_plain = is_plain
         self._check_alive = check_alive
         self._memory_bytes = memory_bytes
         self._resets_cache = resets_cache
+        self._ceiling = ceiling
+        self._trace_s = tuple(trace_s)
         self._options = options or ClientOptions(silence_timeout_s=SILENCE_S)
 
     def run(self, point: Point, requests: Sequence[Request]) -> BlockResult:
@@ -91,33 +104,45 @@ class ServerSession:
         The counters of the server must say what the requests say; if not, that is a note.
         """
         before = self._scrape()
-        done = self._ask(point, requests, measured=requests)
+        done = self._ask(requests, _closed(point), measured=requests)
         self._check_alive()
         load = self._load(point, before, done, is_whole=True)
-        return _result(requests, done, load, self._memory_bytes(), is_plain=self._is_plain)
+        return self._result(point, requests, done, load)
 
     def stream(self, point: Point, requests: Sequence[Request], fillers: Sequence[Request]) -> BlockResult:
-        """See `LoadSession.stream`."""
+        """See `LoadSession.stream`; at a request rate the fillers arrive before and after."""
         concurrency = point.cell.batch_size
+        ceiling = None if self._ceiling is None else self._ceiling(concurrency)
         if self._resets_cache:
             reset_prefix_cache(self.address.url)  # where it cannot be, the hit rate tells
+        if point.config.is_production:
+            self._ask(_warmers(requests), _closed(point), measured=_warmers(requests))
         before = self._scrape()
+        load: Load = _closed(point)
         queue = [
             *ramp(fillers, concurrency, point.sampling.max_tokens),
             *requests,
             *tail(fillers, concurrency, point.sampling.max_tokens),
         ]
-        done = self._ask(point, queue, measured=requests)
+        if point.cell.is_open_loop:
+            queue, load = open_queue(point, requests, fillers, self._trace_s)
+        done = self._ask(queue, load, measured=requests)
         self._check_alive()
-        load = self._load(point, before, done, is_whole=concurrency == 1)
-        return _result(requests, done, load, self._memory_bytes(), is_plain=self._is_plain)
+        is_whole = concurrency == 1 and not point.cell.is_open_loop
+        record = self._load(point, before, done, is_whole=is_whole)
+        return self._result(point, requests, done, _with_client(record, ceiling, list(done.values())))
+
+    def converse(self, prompts: Sequence[Prompt], sampling: Sampling) -> list[ChatAnswer]:
+        """See `Converses`."""
+        url, name = self.address.url, self.address.served_model
+        return chat_answers(url, name, prompts, sampling, self._options)
 
     def gap(self, request: Request, output_ids: Sequence[int], index: int) -> Gap | None:
         """A server tells no logits of its own choice."""
         return None
 
     def _ask(
-        self, point: Point, queue: Sequence[Request], measured: Sequence[Request]
+        self, queue: Sequence[Request], load: Load, measured: Sequence[Request]
     ) -> dict[str, ServedRequest]:
         """What became of every request that ended before the last measured one did."""
         waiting = {request.request_id for request in measured}
@@ -136,12 +161,39 @@ class ServerSession:
             if not waiting:
                 raise _Enough
 
-        load = ClosedLoop(concurrency=point.cell.batch_size)
         with contextlib.suppress(_Enough):
             run_requests(
                 self.address.url, self.address.served_model, queue, load, self._options, on_done=take
             )
         return done
+
+    def _result(
+        self, point: Point, requests: Sequence[Request], done: dict[str, ServedRequest], load: LoadRecord
+    ) -> BlockResult:
+        """The measured requests; their seconds are slot time, or the whole window of an open loop."""
+        served = [done[request.request_id] for request in requests if request.request_id in done]
+        rate = point.cell.request_rate
+        records: tuple[RequestRecord, ...] = tuple(
+            one.to_record(is_plain=self._is_plain, keeps_schedule=rate is not None) for one in served
+        )
+        duration_s = math.fsum(one.ended_s - one.sent_s for one in served) / load.concurrency
+        if rate is not None and served:
+            duration_s = open_seconds(served)
+            share = 1.0 if load.reached is None else load.reached / load.concurrency
+            held = mean_in_flight(served, rate)
+            note = overload_note(served, rate)
+            load = replace(
+                load,
+                reached=None if held is None else held * share,
+                notes=load.notes if note is None else (*load.notes, note),
+            )
+        return BlockResult(
+            requests=records,
+            rounds=(),
+            duration_s=duration_s,
+            peak_memory_bytes=self._memory_bytes(),
+            load=load,
+        )
 
     def _scrape(self) -> Scrape | None:
         """The counters, or None where the server keeps none: nothing depends on them alone."""
@@ -167,7 +219,7 @@ class ServerSession:
         notes = [
             *self.address.notes,
             *_counter_notes(counts, list(done.values()), is_whole=is_whole),
-            *_hit_notes(hits),
+            *(() if point.config.is_production else _hit_notes(hits)),
         ]
         return LoadRecord(
             concurrency=concurrency,
@@ -206,23 +258,36 @@ def _filler(request: Request, name: str, max_tokens: int) -> Request:
     return replace(request, request_id=f"filler-{name}", sampling=sampling)
 
 
-def _result(
-    requests: Sequence[Request],
-    done: dict[str, ServedRequest],
-    load: LoadRecord,
-    memory_bytes: int | None,
-    *,
-    is_plain: bool,
-) -> BlockResult:
-    served = [done[request.request_id] for request in requests if request.request_id in done]
-    records: tuple[RequestRecord, ...] = tuple(one.to_record(is_plain=is_plain) for one in served)
-    held_s = math.fsum(one.ended_s - one.sent_s for one in served)
-    return BlockResult(
-        requests=records,
-        rounds=(),
-        duration_s=held_s / load.concurrency,
-        peak_memory_bytes=memory_bytes,
-        load=load,
+def _warmers(requests: Sequence[Request]) -> list[Request]:
+    """The same prompts asked once before, for two tokens: a prefix cache holds them afterwards."""
+    return [
+        replace(
+            request,
+            request_id=f"warm-{request.request_id}",
+            sampling=replace(request.sampling, max_tokens=2, ignore_eos=True, stop=()),
+        )
+        for request in requests
+    ]
+
+
+def _closed(point: Point) -> ClosedLoop:
+    return ClosedLoop(concurrency=point.cell.batch_size)
+
+
+def _with_client(
+    load: LoadRecord, ceiling: ClientCeiling | None, done: Sequence[ServedRequest]
+) -> LoadRecord:
+    """The load with what this client can take and what it had to; a doubt above half of it."""
+    load = replace(load, max_in_flight=max_in_flight(done))
+    if ceiling is None or not done:
+        return load
+    note = ceiling_note(ceiling, done)
+    return replace(
+        load,
+        client_requests_per_s=ceiling.requests_per_s,
+        client_events_per_s=ceiling.events_per_s,
+        client_share=client_share(ceiling, done),
+        notes=load.notes if note is None else (*load.notes, note),
     )
 
 

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import functools
 import os
-import re
 import secrets
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from spectune.backend.ceiling import known_ceiling
 from spectune.backend.environments import Environment, detect_device, engines_dir, find_environment
 from spectune.backend.heads import folder_digest, head_folder
 from spectune.backend.prompts import encode_prompt, load_tokenizer
@@ -32,6 +32,7 @@ from spectune.backend.vllm_command import (
     program,
     server_arguments,
 )
+from spectune.backend.vllm_log import cache_tokens, log_name
 from spectune.backend.vllm_model import cache_gib, check_head, kv_bytes_per_token, model_limit, weight_bytes
 from spectune.errors import OutOfMemory, UsageError
 from spectune.provenance import usable_core_ids
@@ -52,8 +53,6 @@ if TYPE_CHECKING:
 MAX_OOM_RETRIES = 2
 OOM_FACTOR = 0.9
 
-_CAPACITY = re.compile(r"KV cache size: ([\d,]+) tokens")
-
 
 def _silent(text: str) -> None:
     del text
@@ -73,6 +72,8 @@ class VllmBackend:
         is_eager: no compilation and no graphs; on the CPU (a start takes a third of the time) and not on
             others if None.
         log_dir: where the servers' logs go.
+        trace_s: arrivals of a recorded trace, seconds, for cells that replay it.
+        chat_template: file of a chat template that replaces the target's own, here and in the server.
         port: fixed port; a free one for every server if None.
     """
 
@@ -93,6 +94,8 @@ class VllmBackend:
         ready_timeout_s: float = READY_TIMEOUT_S,
         port: int | None = None,
         log_dir: Path | None = None,
+        trace_s: Sequence[float] = (),
+        chat_template: Path | None = None,
         progress: Callable[[str], None] = _silent,
     ) -> None:
         check_extra(extra_server_args)
@@ -106,6 +109,7 @@ class VllmBackend:
         self._gpu_memory_utilization = gpu_memory_utilization
         self._ready_timeout_s, self._port = ready_timeout_s, port
         self._log_dir = log_dir or engines_dir() / "logs"
+        self._trace_s, self._chat_template = tuple(trace_s), chat_template
         self._say = progress
         self._is_simulated = False
         self._num_oom: dict[SpecConfig, int] = {}
@@ -170,17 +174,19 @@ class VllmBackend:
                 Address(
                     url=server.url,
                     served_model=server.command.served_model,
-                    kv_capacity_tokens=_capacity(server),
+                    kv_capacity_tokens=cache_tokens(log_tail(server.log)),
                     notes=self._oom_notes(config),
                 ),
                 is_plain=config.is_off,
                 check_alive=functools.partial(self._check_alive, server, config),
+                ceiling=known_ceiling,
+                trace_s=self._trace_s,
             )
 
     def _start(self, stack: ExitStack, launch: Launch) -> Server:
         """A ready server; one that has no memory to start is started again with a smaller share."""
         config = launch.points[0].config
-        log = self._log_dir / f"{_file_name(launch.points[0])}.log"
+        log = self._log_dir / f"{log_name(launch.points[0])}.log"
         while True:
             self._say(f"starting vllm for {config.label}")
             command = self.command(
@@ -266,6 +272,7 @@ class VllmBackend:
             gpu_memory_utilization=None if share is None else share * lowered,
             kv_cache_gib=max(1, int(cache_gib(self.model_path, self._max_num_seqs * length) * lowered)),
             extra=self._extra,
+            chat_template=None if self._chat_template is None else str(self._chat_template),
         )
 
     @functools.cached_property
@@ -281,12 +288,17 @@ class VllmBackend:
 
     @functools.cached_property
     def tokenizer(self) -> Tokenizer:
-        return load_tokenizer(self.model_path)
+        return load_tokenizer(self.model_path, self._chat_template)
 
     @property
     def template_digest(self) -> str | None:
         """Digest of the target's chat template."""
         return self.tokenizer.template_digest
+
+    @functools.cached_property
+    def head_context(self) -> int | None:
+        """Longest context that the draft was made for; None where its files do not say."""
+        return None if self._draft_model is None else model_limit(head_folder(self._draft_model))
 
     @functools.cached_property
     def _draft_digest(self) -> str:
@@ -327,15 +339,3 @@ class VllmBackend:
         if self._model is None:
             return self.model_path.name
         return Path(self._model).name if Path(self._model).expanduser().exists() else self._model
-
-
-def _capacity(server: Server) -> int | None:
-    """Tokens that the engine's cache holds, from its log; None if it does not say."""
-    found = _CAPACITY.findall(log_tail(server.log))
-    return int(found[-1].replace(",", "")) if found else None
-
-
-def _file_name(point: Point) -> str:
-    """`eagle3-K=3.start-0`: what a log is of."""
-    label = re.sub(r"[^\w.=-]+", "-", point.config.label).strip("-")
-    return f"{label}.start-{point.repeat}"

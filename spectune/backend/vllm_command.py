@@ -26,6 +26,9 @@ MODEL_METHODS = (Method.EAGLE3, Method.DRAFT_MODEL)
 
 NGRAM_WINDOW = {"prompt_lookup_max": 5, "prompt_lookup_min": 1}
 
+PRODUCTION_CHUNK = 512
+"""Prompt tokens that a step prefills at most as in production, so that long prompts come in chunks."""
+
 CPU_VARIABLES = ("VLLM_CPU_KVCACHE_SPACE", "VLLM_CPU_OMP_THREADS_BIND", "LD_PRELOAD")
 
 # Flags of earlier versions, and what says the same in those that are known here.
@@ -61,6 +64,7 @@ _OURS = (
     "no-enable-prefix-caching",
     "disable-log-stats",
     "generation-config",
+    "chat-template",
 )
 
 
@@ -76,6 +80,7 @@ class VllmSettings:
     gpu_memory_utilization: float | None = None
     kv_cache_gib: int | None = None
     extra: tuple[str, ...] = ()
+    chat_template: str | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -132,7 +137,7 @@ def spec_document(config: SpecConfig, *, draft_path: str | None, max_num_seqs: i
         document |= {name: config.option(name, default) for name, default in NGRAM_WINDOW.items()}
     if config.is_standby:
         document["num_speculative_tokens_per_batch_size"] = [[1, max_num_seqs, 0]]
-    known = {*NGRAM_WINDOW, "standby"}
+    known = {*NGRAM_WINDOW, "standby", "production"}
     document |= {name: value for name, value in config.options if name not in known}
     return document
 
@@ -161,6 +166,16 @@ def server_arguments(
         "generation-config": "vllm",
         "enforce-eager": settings.enforce_eager,
     }
+    if settings.chat_template is not None:
+        flags["chat-template"] = settings.chat_template
+    if config.is_production:
+        del flags["no-enable-prefix-caching"]
+        room = settings.max_num_seqs * config.num_draft_tokens  # every sequence verifies in the same step
+        flags |= {
+            "enable-prefix-caching": True,
+            "enable-chunked-prefill": True,
+            "max-num-batched-tokens": str(max(PRODUCTION_CHUNK, room)),
+        }
     if settings.gpu_memory_utilization is not None:
         flags["gpu-memory-utilization"] = f"{settings.gpu_memory_utilization:g}"
     document = spec_document(config, draft_path=draft_path, max_num_seqs=settings.max_num_seqs)

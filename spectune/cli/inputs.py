@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from spectune.cli.arrivals import check_trace, open_loads
 from spectune.cli.console import say
 from spectune.cli.prompts import reading_of
 from spectune.cli.servers import attached_options, is_serving, server_options
@@ -64,10 +65,13 @@ def open_backend(options: SweepOptions, run: Path | None = None) -> Backend:
 
 def _backend_options(options: SweepOptions) -> dict[str, Any]:
     if options.backend == "simulated":
+        if options.chat_template is not None:
+            raise UsageError("--chat-template needs a target, --backend simulated has none")
         return {"truth": options.simulated_truth, "seed": options.seed}
     return {
         "model": options.model,
         "draft_model": head_of(options),
+        "chat_template": template_of(options),
         "load_format": options.load_format,
         "dtype": options.dtype,
         "device": options.device,
@@ -75,6 +79,16 @@ def _backend_options(options: SweepOptions) -> dict[str, Any]:
         "kernels": options.kernels,
         "progress": say,
     }
+
+
+def template_of(options: SweepOptions) -> Path | None:
+    """The file of --chat-template; UsageError if there is none."""
+    if options.chat_template is None:
+        return None
+    path = Path(options.chat_template).expanduser()
+    if not path.is_file():
+        raise UsageError(f"--chat-template {options.chat_template} is not a file")
+    return path
 
 
 def head_of(options: SweepOptions) -> str | None:
@@ -117,7 +131,7 @@ def plan_of(options: SweepOptions, workload: Workload, backend: Backend) -> Swee
     from spectune.records import Sampling
     from spectune.tune.plan import plan_sweep
     from spectune.tune.repeats import without_repeats
-    from spectune.tune.space import standby_configs
+    from spectune.tune.space import production_configs, standby_configs
     from spectune.workload.context import context_text
 
     if isinstance(backend, AttachedBackend):
@@ -127,6 +141,8 @@ def plan_of(options: SweepOptions, workload: Workload, backend: Backend) -> Swee
         configs, pruned = _space(options)
     if is_serving(options) and options.base_url is None and options.standby:
         configs = (*configs, *standby_configs(configs))
+    if options.production:
+        configs = (*configs, *_production(options, production_configs(configs)))
     plan = plan_sweep(
         backend,
         workload,
@@ -147,8 +163,20 @@ def plan_of(options: SweepOptions, workload: Workload, backend: Backend) -> Swee
         repeats=options.num_boots if is_serving(options) else options.num_runs,
         pruned=pruned,
         context_text=context_text(workload) if any(options.context) else "",
+        open_loads=open_loads(options),
     )
-    return plan if options.repeat_prompts else without_repeats(plan)
+    plan = plan if options.repeat_prompts else without_repeats(plan)
+    check_trace(options, plan)
+    return plan
+
+
+def _production(options: SweepOptions, configs: tuple[SpecConfig, ...]) -> tuple[SpecConfig, ...]:
+    if options.backend == "vllm" and options.base_url is None:
+        return configs
+    raise UsageError(
+        "--production starts servers of vLLM with other flags",
+        hint="--backend vllm without --base-url",
+    )
 
 
 def _space(options: SweepOptions) -> tuple[tuple[SpecConfig, ...], Pruned]:
@@ -175,4 +203,6 @@ def work_s(plan: SweepPlan) -> float:
 
 
 def _block_s(plan: SweepPlan, cell: Cell) -> float:
+    if cell.request_rate is not None:  # a batch of arrivals takes as long as they take to arrive
+        return cell.batch_size / cell.request_rate
     return plan.sampling.max_tokens * (TOKEN_S + TOKEN_PER_SEQUENCE_S * cell.batch_size)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from spectune.cli.console import say
-from spectune.errors import SpectuneError
+from spectune.errors import SpectuneError, UsageError
 
 if TYPE_CHECKING:
     from spectune.cli.sweep_options import SweepOptions
@@ -41,18 +42,32 @@ def fit_of(options: SweepOptions) -> Callable[[Prompt], str | None] | None:
 
 
 def _fit(options: SweepOptions) -> Callable[[Prompt], str | None]:
+    from spectune.backend.prompts import load_tokenizer
+    from spectune.cli.inputs import template_of
     from spectune.engine.resolve import resolve_model
-    from spectune.engine.target_config import TargetConfig
-    from spectune.engine.tokenizer import Tokenizer
     from spectune.workload.fit import fits
 
     folder = resolve_model(options.model, progress=say)
-    tokenizer = Tokenizer.from_dir(folder)
+    tokenizer = load_tokenizer(folder, template_of(options))
     longest = max(options.context)
     return fits(
         tokenizer.encode_chat,
-        limit=options.max_model_len or TargetConfig.from_dir(folder).max_position_embeddings,
+        limit=_limit(options, folder),
         max_tokens=options.max_tokens,
         num_draft_tokens=max(options.num_tokens),
         context_tokens=longest + FRAME_TOKENS if longest else 0,
     )
+
+
+def _limit(options: SweepOptions, folder: Path) -> int:
+    """Most tokens of a sequence: the target's, and at a serving engine what it is started with."""
+    from spectune.backend.vllm_model import model_limit
+    from spectune.cli.servers import is_serving, model_room
+
+    limits = [model_limit(folder), options.max_model_len]
+    if is_serving(options):
+        limits.append(model_room(options))
+    known = [limit for limit in limits if limit is not None]
+    if not known:
+        raise UsageError(f"{folder} does not say how many tokens a sequence may have")
+    return min(known)

@@ -76,10 +76,13 @@ def say_head(summary: RunSummary) -> None:
 def exit_code(summary: RunSummary) -> int:
     """0 done, 1 nothing usable, 7 done with failed points.
 
-    A candidate measured without plain decoding (a lone server) gives no verdict and is usable all the same.
+    A candidate measured without plain decoding (a lone server) gives no verdict and is usable all the same,
+    and so is plain decoding where nothing else was asked for.
     """
     measured = any(
-        arm.status == "ok" and not arm.config.is_off for cell in summary.cells for arm in cell.arms
+        arm.status == "ok" and (not arm.config.is_off or len(cell.arms) == 1)
+        for cell in summary.cells
+        for arm in cell.arms
     )
     if summary.outcome == "no data" and not measured:
         return NOTHING_USABLE

@@ -6,6 +6,7 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from spectune.cli.arrivals import trace_times
 from spectune.cli.console import duration, say
 from spectune.errors import UsageError
 
@@ -42,7 +43,7 @@ def is_serving(options: SweepOptions) -> bool:
 
 def server_options(options: SweepOptions, run: Path | None) -> dict[str, Any]:
     """What the backend is made with. `run` is where logs of servers go."""
-    from spectune.cli.inputs import head_of
+    from spectune.cli.inputs import head_of, template_of
 
     check_sampling(options)
     largest = max(options.batch_size)
@@ -59,14 +60,21 @@ def server_options(options: SweepOptions, run: Path | None) -> dict[str, Any]:
         "server_cmd": options.server_cmd,
         "extra_server_args": tuple(shlex.split(options.extra_server_args or "")),
         "max_num_seqs": options.max_num_seqs or max(MIN_SEQS, largest),
-        "max_model_len": options.max_model_len or ROOM_TOKENS + max(options.context),
+        "max_model_len": model_room(options),
         "is_eager": options.enforce_eager,
         "gpu_memory_utilization": options.gpu_memory_utilization,
         "ready_timeout_s": options.server_ready_timeout,
         "port": options.port,
         "log_dir": None if run is None else run / "servers",
+        "trace_s": trace_times(options),
+        "chat_template": template_of(options),
         "progress": say,
     }
+
+
+def model_room(options: SweepOptions) -> int:
+    """Most tokens of a sequence that servers are started with; the model may have fewer."""
+    return options.max_model_len or ROOM_TOKENS + max(options.context)
 
 
 def attached_options(options: SweepOptions) -> dict[str, Any]:
@@ -77,11 +85,15 @@ def attached_options(options: SweepOptions) -> dict[str, Any]:
                 f"{flag} is decided when a server starts, and --base-url {options.base_url} runs already",
                 hint="leave the flag out, or let spectune start the server: leave --base-url out",
             )
+    from spectune.cli.inputs import template_of
+
     check_sampling(options)
     return {
         "base_url": options.base_url,
         "baseline_url": options.baseline_url,
         "model": options.model,
+        "trace_s": trace_times(options),
+        "chat_template": template_of(options),
         "progress": say,
     }
 

@@ -6,10 +6,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from spectune.cli.options import setting
+from spectune.cli.server_settings import ServerSettings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SweepOptions:
+class SweepOptions(ServerSettings):
     """Everything that a sweep can be told; lists are comma separated on the command line."""
 
     model: str | None = setting(
@@ -34,6 +35,12 @@ class SweepOptions:
         section="model",
         choices=("auto", "safetensors", "dummy"),
         help="A GGUF file is 'auto'; 'dummy' runs the shape with random weights, for cost measurements only.",
+    )
+    chat_template: str | None = setting(
+        None,
+        "--chat-template",
+        section="model",
+        help="File of a Jinja chat template to use instead of the target's own.",
     )
     dtype: str = setting(
         "auto",
@@ -67,90 +74,35 @@ class SweepOptions:
     device: str = setting(
         "cpu", "--device", section="backend", choices=("cpu", "cuda"), help="Where the engine runs."
     )
-    engine_python: str | None = setting(
-        None,
-        "--engine-python",
-        section="server",
-        help="Interpreter of an environment that has the engine; the one of `spectune engines install` if "
-        "not given.",
-    )
-    server_cmd: str | None = setting(
-        None,
-        "--server-cmd",
-        section="server",
-        help="Your own launcher, for example 'docker run --net host IMAGE {args}'; {port} is the port.",
-    )
-    extra_server_args: str | None = setting(
-        None,
-        "--extra-server-args",
-        section="server",
-        help="Further arguments of the engine, the same for every arm, as one string.",
-    )
-    base_url: str | None = setting(
-        None,
-        "--base-url",
-        section="server",
-        help="Measure a server that is running already; nothing is started or stopped.",
-    )
-    baseline_url: str | None = setting(
-        None,
-        "--baseline-url",
-        section="server",
-        help="With --base-url: the same model served without speculation, measured in turn with it.",
-    )
-    max_num_seqs: int | None = setting(
-        None,
-        "--max-num-seqs",
-        section="server",
-        kind=int,
-        minimum=1,
-        help="Most sequences the engine decodes together, equal in all arms (16, or the largest batch size).",
-    )
-    max_model_len: int | None = setting(
-        None,
-        "--max-model-len",
-        section="server",
-        kind=int,
-        minimum=16,
-        help="Most tokens of a sequence, equal in all arms (2048 beyond the context).",
-    )
-    enforce_eager: bool | None = setting(
-        None,
-        "--enforce-eager",
-        section="server",
-        kind=bool,
-        help="No compilation, no graphs (the default on the CPU: a start takes a third of the time).",
-    )
-    gpu_memory_utilization: float | None = setting(
-        None,
-        "--gpu-memory-utilization",
-        section="server",
+    request_rate: tuple[float, ...] = setting(
+        (),
+        "--request-rate",
+        section="load",
         kind=float,
-        minimum=0.01,
-        maximum=1,
-        help="Share of the device's memory that the engine takes.",
+        minimum=1e-6,
+        help="Serving engines: also measure at these requests a second, which arrive whether or not the server "
+        "keeps up.",
     )
-    server_ready_timeout: float = setting(
-        900.0,
-        "--server-ready-timeout",
-        section="server",
-        minimum=1,
-        help="Seconds until a starting server has to give its first token.",
+    arrivals: str = setting(
+        "poisson",
+        "--arrivals",
+        section="load",
+        help="With --request-rate: poisson or constant; or a file of JSON lines with timestamps to replay.",
     )
-    port: int | None = setting(
+    burstiness: float | None = setting(
         None,
-        "--port",
-        section="server",
-        kind=int,
-        minimum=1,
-        maximum=65535,
-        help="Fixed port of the servers.",
+        "--burstiness",
+        section="load",
+        kind=float,
+        minimum=1e-6,
+        help="With --request-rate: below 1 arrivals come in bursts, above 1 more evenly than Poisson's.",
     )
-    standby: bool = setting(
-        True,
-        "--standby",
-        section="server",
-        help="Also measure what an engine with a draft model costs while it drafts nothing.",
+    goodput: tuple[str, ...] = setting(
+        (),
+        "--goodput",
+        section="load",
+        kind=str,
+        help="Promises in milliseconds, ttft:200,tpot:20,e2el:5000: requests a second that keep all of them.",
     )
     num_boots: int = setting(
         1,

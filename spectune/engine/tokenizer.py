@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from spectune.engine.target_config import TargetConfig, read_json, token_ids
-from spectune.errors import CheckpointError
+from spectune.errors import CheckpointError, UsageError
 
 if TYPE_CHECKING:
     import jinja2
@@ -71,6 +71,18 @@ class Tokenizer:
             chat_template=_chat_template(folder, config),
             special_tokens=_special_tokens(config),
         )
+
+    def with_template(self, file: Path) -> Tokenizer:
+        """The same tokens under another chat template; UsageError for a file that is none."""
+        try:
+            text = file.read_text(encoding="utf-8")
+            return Tokenizer(
+                self._backend, eos_ids=self.eos_ids, chat_template=text, special_tokens=self._special_tokens
+            )
+        except (OSError, ValueError) as error:
+            raise UsageError(f"--chat-template {file} cannot be read: {error}") from error
+        except Exception as error:  # jinja2 is imported where a template is compiled
+            raise UsageError(f"--chat-template {file} is no Jinja template: {error}") from error
 
     @property
     def vocab_size(self) -> int:

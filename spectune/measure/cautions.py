@@ -30,6 +30,7 @@ class Doubt(enum.StrEnum):
     FIRST_TURN_ONLY = "first turn only"
     BUSY_MACHINE = "machine busy with other work"
     SERVER = "what the server says does not fit"
+    EOS_NOT_IGNORED = "answers ended although they were to go on"
     CALIBRATED_ON_MEASURED = "calibrated on measured prompts"
 
 
@@ -50,6 +51,7 @@ def point_cautions(
         None if is_load else _few_rounds(point, blocks),
         _some_failed(blocks),
         _ineffective(point, blocks),
+        _eos_not_ignored(point, blocks),
         None if divergence is None else Caution(doubt=Doubt.OUTPUT_DIFFERS, text=divergence.text),
     )
     return tuple(caution for caution in found if caution is not None)
@@ -162,6 +164,21 @@ def _ineffective(point: Point, blocks: Mapping[int, BlockResult]) -> Caution | N
         doubt=Doubt.INEFFECTIVE,
         text=f"acceptance length {length:.2f}: the draft is hardly ever accepted, "
         "check that draft and target belong together",
+    )
+
+
+def _eos_not_ignored(point: Point, blocks: Mapping[int, BlockResult]) -> Caution | None:
+    """Whether every answer came as long as it was asked for."""
+    if not point.sampling.ignore_eos or point.sampling.stop:
+        return None
+    requests = [request for block in blocks.values() for request in block.requests if is_success(request)]
+    early = [request for request in requests if request.finish_reason != "length"]
+    if not early:
+        return None
+    return Caution(
+        doubt=Doubt.EOS_NOT_IGNORED,
+        text=f"--ignore-eos was asked, {len(early)} of {len(requests)} answers ended by themselves "
+        f"({early[0].finish_reason}): the engine does not honour it, so arms may have decoded different lengths",
     )
 
 

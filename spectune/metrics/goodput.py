@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from spectune.errors import UsageError
-from spectune.records import ServedRequest
+from spectune.metrics.latency import is_success
+from spectune.records import RequestRecord, ServedRequest
 
 NAMES = ("ttft", "tpot", "e2el")
 
@@ -20,13 +21,14 @@ class Promises:
     tpot_s: float | None = None
     e2el_s: float | None = None
 
-    def are_kept_by(self, request: ServedRequest) -> bool:
+    def are_kept_by(self, request: ServedRequest | RequestRecord) -> bool:
         """Whether a request succeeded within every limit.
 
         Waiting counts from when the load asked for the request, the client's own queue included. A
         request of one token has no time per token and cannot break that promise.
         """
-        if not request.is_success:
+        sound = request.is_success if isinstance(request, ServedRequest) else is_success(request)
+        if not sound:
             return False
         pairs = (
             (request.scheduled_ttft_s, self.ttft_s),
@@ -56,7 +58,9 @@ def parse_goodput(pairs: Sequence[str]) -> Promises:
     return Promises(**{f"{name}_s": limit for name, limit in limits.items()})
 
 
-def goodput(requests: Sequence[ServedRequest], promises: Promises, duration_s: float) -> float | None:
+def goodput(
+    requests: Sequence[ServedRequest | RequestRecord], promises: Promises, duration_s: float
+) -> float | None:
     """Requests that kept every promise / duration, per second; None without requests."""
     if not requests:
         return None

@@ -13,7 +13,8 @@ from spectune import stats
 from spectune.metrics import acceptance as accept
 from spectune.metrics import latency as lat
 from spectune.metrics import throughput
-from spectune.policy.comparison import Acceptance, ArmSummary, Latency, Rounds, Spread
+from spectune.metrics.goodput import Promises, goodput
+from spectune.policy.comparison import Acceptance, ArmSummary, Latency, Rounds, ServedLoad, Spread
 from spectune.records import (
     BlockResult,
     Cell,
@@ -44,6 +45,7 @@ class ArmData:
     cautions: tuple[str, ...] = ()
     peak_memory_bytes: int | None = None
     has_boots: bool = False
+    promises: Promises | None = None
 
     @property
     def requests(self) -> tuple[RequestRecord, ...]:
@@ -101,6 +103,8 @@ def summarize_arm(data: ArmData, scope: str = ALL, fingerprint: Fingerprint | No
         point_ids=data.point_ids,
         cautions=data.cautions,
         kv_capacity_tokens=_capacity(data),
+        output_lengths=_spread([float(request.num_output_tokens) for request in succeeded]),
+        load=_served_load(data, requests, duration_s) if sound else None,
     )
 
 
@@ -128,6 +132,45 @@ def measure_acceptance(config: SpecConfig, requests: tuple[RequestRecord, ...]) 
         proposed_per_step=accept.proposed_per_step(steps),
         alpha=accept.censored_alpha(steps, depth),
         num_drafting_steps=counts.num_draft_steps,
+    )
+
+
+def _served_load(data: ArmData, requests: tuple[RequestRecord, ...], duration_s: float) -> ServedLoad | None:
+    loads = [block.load for block in data.blocks.values() if block.load is not None]
+    if not loads:
+        return None
+    done = [request for request in requests if lat.is_success(request)]
+    waits = [request.scheduled_ttft_s for request in done if request.scheduled_ttft_s is not None]
+    ends = [request.scheduled_e2e_s for request in done if request.scheduled_e2e_s is not None]
+    delays = [request.arrival_s - request.asked_s for request in done]
+    kept = None
+    if data.promises is not None and requests:
+        kept = sum(map(data.promises.are_kept_by, requests)) / len(requests)
+    known = duration_s > 0
+    return ServedLoad(
+        scheduled_ttft_s=_spread(waits),
+        scheduled_e2e_s=_spread(ends),
+        dispatch_delay_s=sum(delays) / len(delays) if delays else None,
+        requests_per_s=len(done) / duration_s if known else None,
+        goodput_per_s=goodput(requests, data.promises, duration_s) if data.promises and known else None,
+        share_kept=kept,
+        max_in_flight=max(
+            (one.max_in_flight for one in loads if one.max_in_flight is not None), default=None
+        ),
+        prefix_hit_rate=max(
+            (one.prefix_hit_rate for one in loads if one.prefix_hit_rate is not None), default=None
+        ),
+        num_preemptions=max(
+            (one.num_preemptions for one in loads if one.num_preemptions is not None), default=None
+        ),
+        client_requests_per_s=min(
+            (one.client_requests_per_s for one in loads if one.client_requests_per_s is not None),
+            default=None,
+        ),
+        client_events_per_s=min(
+            (one.client_events_per_s for one in loads if one.client_events_per_s is not None), default=None
+        ),
+        client_share=max((one.client_share for one in loads if one.client_share is not None), default=None),
     )
 
 

@@ -11,6 +11,8 @@ from spectune.policy.verdict import place_names
 from spectune.records import Cell, Status
 
 RESIDUAL_LIMIT = 0.10
+LENGTH_LIMIT = 0.10
+"""Relative difference of mean output lengths from which on arms did different work."""
 
 # The words of measure.divergence, which this stack does not import; a test holds the two together.
 NEAR_TIE = re.compile(
@@ -37,6 +39,7 @@ def run_cautions(
     found += notes
     places = place_names([cell.cell for cell in cells])
     found += _of_arms(cells, places)
+    found += _output_lengths(cells, places)
     found += _residuals(cells, places)
     found += _losing_categories(cells, categories, places)
     if any(arm.speedup_basis == POOLED_BASIS for category in categories for arm in category.arms):
@@ -87,6 +90,26 @@ def _arm_cautions(arm: ArmSummary) -> list[str]:
     if arm.speedup is not None and arm.speedup.low is None:
         found.append(f"one block only, so the speedup of {arm.speedup.value:.2f}x has no interval")
     return found
+
+
+def _output_lengths(cells: Sequence[CellComparison], places: Mapping[Cell, str]) -> list[str]:
+    """Arms whose answers are longer or shorter than plain decoding's, in one sentence."""
+    far = []
+    for cell in cells:
+        plain = next((arm.output_lengths for arm in cell.arms if arm.config.is_off), None)
+        for arm in cell.arms:
+            own = arm.output_lengths
+            if plain is None or own is None or arm.config.is_off or arm.status is not Status.OK:
+                continue
+            change = own.mean / plain.mean - 1
+            if abs(change) > LENGTH_LIMIT:
+                far.append(f"{arm.config.label} at {places[cell.cell]} ({own.mean:.0f} for {plain.mean:.0f})")
+    if not far:
+        return []
+    return [
+        f"mean output lengths differ by more than {LENGTH_LIMIT:.0%} from plain decoding's: {', '.join(far)}; "
+        "times per token are of different stretches of text"
+    ]
 
 
 def _residuals(cells: Sequence[CellComparison], places: Mapping[Cell, str]) -> list[str]:

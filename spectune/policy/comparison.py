@@ -53,6 +53,38 @@ class Latency:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ServedLoad:
+    """What requests met at a server: waiting from when the load asked for them, promises kept, what server
+    and client had to take. `share_kept` and `goodput_per_s` are None where nothing was promised."""
+
+    scheduled_ttft_s: Spread | None
+    scheduled_e2e_s: Spread | None
+    dispatch_delay_s: float | None  # mean seconds that requests waited in the client
+    requests_per_s: float | None
+    goodput_per_s: float | None
+    share_kept: float | None
+    max_in_flight: int | None
+    prefix_hit_rate: float | None
+    num_preemptions: int | None
+    client_requests_per_s: float | None  # most that the client can take
+    client_events_per_s: float | None
+    client_share: float | None  # of that, what the load needed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LengthBucket:
+    """Acceptance of one arm over requests whose prompts have `low` to `high` tokens."""
+
+    config: SpecConfig
+    low: int
+    high: int
+    num_requests: int
+    num_steps: int
+    acceptance_length: Interval | None
+    is_beyond_head: bool = False  # some reach beyond the context that the head was made for
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Rounds:
     """Decode rounds of an arm: mean seconds of a full-batch round by part, and what a sequence gets from one.
 
@@ -122,6 +154,8 @@ class ArmSummary:
     prediction: Prediction | None = None
     point_ids: tuple[str, ...] = ()
     cautions: tuple[str, ...] = ()
+    output_lengths: Spread | None = None  # tokens of successful answers
+    load: ServedLoad | None = None  # servers only
     kv_capacity_tokens: int | None = None  # tokens that a server's cache holds; a draft takes from it
 
 
@@ -147,6 +181,10 @@ class CellComparison:
     decision: Decision
     standby: tuple[ArmSummary, ...] = ()
     """Started with speculation, drafting nothing: what being able to speculate costs. Never chosen."""
+    production: tuple[ArmSummary, ...] = ()
+    """Served with a warm prefix cache and chunked prefill: what these change. Never chosen."""
+    lengths: tuple[LengthBucket, ...] = ()
+    """Acceptance by prompt length, arm by arm."""
     last_start: Interval | None = None
     """Time per token of plain decoding in its last start over its first one."""
 
@@ -191,3 +229,5 @@ class RunSummary:
     workload: dict[str, Any]
     provenance: dict[str, Any]
     definitions: dict[str, str] = field(default_factory=dict)
+    rates: tuple[CellComparison, ...] = ()
+    """Cells in which requests arrive by the clock: they decide nothing."""

@@ -73,6 +73,17 @@ DEFINITIONS: dict[str, str] = {
     "spec_decode_acceptance_length": "vLLM's: 1 + accepted / steps that drafted; steps without a draft left out",
     "spec_decode_acceptance_rate": "vLLM's: accepted / verified drafts in percent",
     "request_rate": "vLLM's: inf, a new request starts as soon as a sequence of the batch is free",
+    "burstiness": "vLLM's: 1 is a Poisson process, below 1 burstier; null where requests do not arrive at random",
+    "request_goodput": "vLLM's: requests/s that kept every promise of --goodput; null where nothing was promised",
+    "max_concurrent_requests": "most requests sent and not yet answered at one moment, fillers included",
+    "client_share": (
+        "share of what the measuring client can take that the load needed, 0..1; above 0.5 its times are partly "
+        "the client's"
+    ),
+    "prefix_hit_rate": "share of the prompt tokens that a server's prefix cache held; null where it counts none",
+    "mean_e2el_including_client_queue_ms": "vLLM's: last output - when the load asked for the request, ms",
+    "mean_client_queue_time_ms": "vLLM's: mean of sent - asked for by the load, ms",
+    "mean_output_tokens": "mean output tokens of successful answers",
     "spec_decode_num_spec_steps": "steps that verified at least one draft",
     "spec_decode_conditional_acceptance_rates": "conditional_acceptance, by position",
     "spec_decode_per_position_acceptance_rates": "vLLM's: share of drafting steps that accepted this position",

@@ -14,6 +14,7 @@ from dataclasses import asdict
 from typing import Any
 
 from spectune.policy.comparison import ArmSummary, CellComparison, RunSummary, Spread
+from spectune.records import Cell
 from spectune.store import dump_strict
 
 NUM_POSITIONS = 8
@@ -38,7 +39,7 @@ def rows(summary: RunSummary) -> list[dict[str, Any]]:
     """One flat row for each arm of each cell and category."""
     return [
         _row(summary, comparison, arm)
-        for comparison in (*summary.cells, *summary.categories)
+        for comparison in (*summary.cells, *summary.categories, *summary.rates)
         for arm in comparison.arms
     ]
 
@@ -151,8 +152,10 @@ def _vllm(summary: RunSummary, comparison: CellComparison, arm: ArmSummary) -> d
         "model_id": model,
         "tokenizer_id": model,
         "num_prompts": arm.num_requests,
-        "request_rate": "inf",  # closed loop: a request waits only for a free slot
-        "max_concurrency": comparison.cell.batch_size,
+        # a closed loop: a request waits only for a free slot
+        "request_rate": comparison.cell.request_rate or "inf",
+        "burstiness": _burstiness(comparison.cell),
+        "max_concurrency": None if comparison.cell.is_open_loop else comparison.cell.batch_size,
         "duration": duration_s,
         "completed": completed,
         "failed": arm.num_failed,
@@ -162,6 +165,7 @@ def _vllm(summary: RunSummary, comparison: CellComparison, arm: ArmSummary) -> d
         "output_throughput": throughput,
         "total_token_throughput": (arm.input_tokens + tokens) / duration_s if duration_s else None,
         **{name: value for key, spread in spreads.items() for name, value in _millis(key, spread).items()},
+        **_load(arm),
         "spec_decode_num_drafts": drafting if drafting else None,
         "spec_decode_draft_tokens": told.num_verified if told is not None and drafting else None,
         "spec_decode_accepted_tokens": told.num_accepted if told is not None and drafting else None,
@@ -177,6 +181,27 @@ def _vllm(summary: RunSummary, comparison: CellComparison, arm: ArmSummary) -> d
             told.acceptance_length_per_request if told is not None and drafting else None
         ),
         "spec_decode_num_spec_steps": drafting if drafting else None,
+    }
+
+
+def _burstiness(cell: Cell) -> float | None:
+    """vLLM's: 1 is a Poisson process; None for a closed loop, a grid or a trace."""
+    return 1.0 if cell.arrivals == "poisson" else cell.burstiness
+
+
+def _load(arm: ArmSummary) -> dict[str, Any]:
+    """What a server's load tells beyond latency, under vLLM's names where it has some."""
+    told = arm.load
+    return {
+        "request_goodput": None if told is None else told.goodput_per_s,
+        "max_concurrent_requests": None if told is None else told.max_in_flight,
+        "client_share": None if told is None else told.client_share,
+        "prefix_hit_rate": None if told is None else told.prefix_hit_rate,
+        **_millis("e2el_including_client_queue", None if told is None else told.scheduled_e2e_s),
+        "mean_client_queue_time_ms": None
+        if told is None or told.dispatch_delay_s is None
+        else told.dispatch_delay_s * 1e3,
+        "mean_output_tokens": None if arm.output_lengths is None else arm.output_lengths.mean,
     }
 
 

@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from spectune.errors import StoreError
+from spectune.metrics.goodput import Promises, parse_goodput
 from spectune.policy import decide
 from spectune.policy.advice import advise
 from spectune.policy.arms import ALL, ArmData, BlockKey, summarize_arm
@@ -18,7 +19,9 @@ from spectune.policy.cautions import run_cautions
 from spectune.policy.comparison import ArmSummary, CellComparison, Decision, Failure, RunSummary
 from spectune.policy.definitions import DEFINITIONS
 from spectune.policy.emit import emit_all
+from spectune.policy.lengths import acceptance_by_length
 from spectune.policy.predict import predict
+from spectune.policy.production import production_notes
 from spectune.policy.speedup import last_start_ratio, paired_speedup, with_speedup
 from spectune.policy.starts import start_notes
 from spectune.policy.synthetic import refusal
@@ -51,16 +54,26 @@ def summarize(run: RunStore) -> RunSummary:
     categories: list[CellComparison] = []
     failures: list[Failure] = []
     contexts: dict[Cell, tuple[int, int]] = {}
+    rates: list[CellComparison] = []
+    notes: list[str] = []
     for cell in _cells(points):
         own = [point for point in points if point.cell == cell]
         arms = _load_arms(run, own, outcomes, failures)
         compared = compare_cell(cell, arms, surface, fingerprint)
+        lengths = acceptance_by_length(arms, head_context=run.manifest.get("head_context"))
+        compared[0] = replace(compared[0], lengths=lengths)
+        notes += production_notes(compared[0], arms)
+        if cell.is_open_loop:
+            rates.append(compared[0])
+            failures += _dismissed(compared[0])
+            continue
         cells.append(compared[0])
         categories += compared[1:]
         failures += _dismissed(compared[0])
         if (seen := _context_range(arms)) is not None:
             contexts[cell] = seen
-    return _assemble(run, fingerprint, points, outcomes, cells, categories, failures, contexts)
+    summary = _assemble(run, fingerprint, points, outcomes, cells, categories, failures, contexts, notes)
+    return replace(summary, rates=tuple(rates))
 
 
 def compare_cell(
@@ -94,13 +107,14 @@ def _compare_scope(
             prediction = predict(arm, off, times, plain, scope=scope, fingerprint=fingerprint)
             summary = replace(summary, prediction=prediction)
         told.append(summary)
-    candidates = tuple(arm for arm in told if not arm.config.is_standby)
+    candidates = tuple(arm for arm in told if not arm.config.is_probe)
     return CellComparison(
         cell=cell,
         scope=scope,
         arms=candidates,
         decision=_decide(arms, candidates, off, scope),
         standby=tuple(arm for arm in told if arm.config.is_standby),
+        production=tuple(arm for arm in told if arm.config.is_production),
         last_start=None if off is None else last_start_ratio(off.of_scope(scope)),
     )
 
@@ -140,7 +154,10 @@ def _points(manifest: dict[str, Any]) -> list[Point]:
 def _cells(points: Iterable[Point]) -> list[Cell]:
     """Cells in the order temperature, context, batch size."""
     cells = {point.cell for point in points}
-    return sorted(cells, key=lambda cell: (cell.temperature, cell.context_tokens, cell.batch_size))
+    return sorted(
+        cells,
+        key=lambda cell: (cell.temperature, cell.context_tokens, cell.request_rate or 0, cell.batch_size),
+    )
 
 
 def _load_arms(
@@ -201,7 +218,13 @@ def _load_arm(
         cautions=tuple(doubts),
         peak_memory_bytes=max(peaks, default=None),
         has_boots=bool(run.manifest.get("plan", {}).get("has_boots", False)),
+        promises=_promises(run.manifest),
     )
+
+
+def _promises(manifest: dict[str, Any]) -> Promises | None:
+    pairs = manifest.get("config", {}).get("goodput")
+    return parse_goodput(pairs) if pairs else None
 
 
 def _dismissed(comparison: CellComparison) -> list[Failure]:
@@ -240,6 +263,7 @@ def _assemble(
     categories: Sequence[CellComparison],
     failures: Sequence[Failure],
     contexts: dict[Cell, tuple[int, int]],
+    notes: Sequence[str],
 ) -> RunSummary:
     manifest = run.manifest
     workload = dict(manifest.get("workload") or {})
@@ -277,6 +301,7 @@ def _assemble(
                     (
                         *_weight_notes(fingerprint),
                         *_start_notes(manifest, cells),
+                        *notes,
                         *manifest.get("cautions", ()),
                         *run.notes,
                     )

@@ -91,6 +91,16 @@ class SpecConfig:
         return bool(self.option("standby", False))
 
     @property
+    def is_production(self) -> bool:
+        """Served as in production, prefix cache and chunked prefill on: measured to say what they change."""
+        return bool(self.option("production", False))
+
+    @property
+    def is_probe(self) -> bool:
+        """Measured to explain the others, never a candidate."""
+        return self.is_standby or self.is_production
+
+    @property
     def max_accepted(self) -> int:
         """Most drafts that one step can accept: min(D, N-1)."""
         return min(self.num_steps, self.num_draft_tokens - 1)
@@ -108,12 +118,13 @@ class SpecConfig:
         options = dict(self.options)
         if options.pop("standby", False):
             return f"{self.method} standby (launched for K={self.num_steps}, drafts nothing)"
+        suffix = " as in production" if options.pop("production", False) else ""
         window = [options.pop(f"prompt_lookup_{end}", None) for end in ("min", "max")]
         extra = f" n={window[0]}-{window[1]}" if None not in window else ""
         extra += "".join(f" {name}={value}" for name, value in options.items())
         if self.is_chain:
-            return f"{self.method} K={self.num_steps}{extra}"
-        return f"{self.method} D={self.num_steps} k={self.topk} N={self.num_draft_tokens}{extra}"
+            return f"{self.method} K={self.num_steps}{extra}{suffix}"
+        return f"{self.method} D={self.num_steps} k={self.topk} N={self.num_draft_tokens}{extra}{suffix}"
 
     def option(self, name: str, default: Any = None) -> Any:
         """Value of an option such as the n-gram window."""

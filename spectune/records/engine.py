@@ -9,7 +9,7 @@ from typing import Protocol, runtime_checkable
 
 from spectune.records.config import OPTION, SpecConfig
 from spectune.records.point import BlockResult, Point, PointOutcome
-from spectune.records.request import Prompt, Request
+from spectune.records.request import Prompt, Request, Sampling
 
 Clock = Callable[[], float]
 
@@ -84,6 +84,24 @@ class LoadSession(Session, Protocol):
     def stream(self, point: Point, requests: Sequence[Request], fillers: Sequence[Request]) -> BlockResult:
         """All of `requests`, each decoded at full load from its first token to its last; `fillers`
         fill the slots before the first and after the last of them and are not in the result."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatAnswer:
+    """One answer of a conversation; empty where there is none. `prompt_ids` are the ids that the server's
+    own chat template gave, None where it does not tell them."""
+
+    text: str
+    prompt_ids: tuple[int, ...] | None = None
+
+
+@runtime_checkable
+class Converses(Protocol):
+    """A session with a chat route of its own."""
+
+    def converse(self, prompts: Sequence[Prompt], sampling: Sampling) -> list[ChatAnswer]:
+        """Answers to the turns that the prompts ask, in their order."""
         ...
 
 

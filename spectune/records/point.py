@@ -27,15 +27,37 @@ class Status(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cell:
-    """The conditions that all arms of a comparison share."""
+    """The conditions that all arms of a comparison share.
+
+    `request_rate` (requests/s) is set where requests arrive by the clock instead of in a closed loop;
+    `arrivals` says how: poisson, gamma (with its `burstiness`), constant or trace.
+    """
 
     batch_size: int
     context_tokens: int
     temperature: float
+    request_rate: float | None = None
+    arrivals: str | None = None
+    burstiness: float | None = None
+
+    @property
+    def is_open_loop(self) -> bool:
+        """Requests arrive when they arrive; `batch_size` then is the load that warms the engine up."""
+        return self.request_rate is not None
 
     @property
     def label(self) -> str:
-        return f"batch {self.batch_size}, context {self.context_tokens}, T={self.temperature:g}"
+        rest = f"context {self.context_tokens}, T={self.temperature:g}"
+        if self.request_rate is None:
+            return f"batch {self.batch_size}, {rest}"
+        how = f"burstiness {self.burstiness:g}" if self.burstiness is not None else self.arrivals
+        return f"{self.request_rate:g} requests/s ({how}), {rest}"
+
+    @property
+    def canonical(self) -> dict[str, Any]:
+        """Plain values; how requests arrive only where they do not wait for each other."""
+        values = asdict(self)
+        return {name: value for name, value in values.items() if value is not None}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +74,7 @@ class Point:
     def canonical(self) -> dict[str, Any]:
         return {
             "config": self.config.to_dict(),
-            "cell": asdict(self.cell),
+            "cell": self.cell.canonical,
             "workload_hash": self.workload_hash,
             "sampling": asdict(self.sampling),
             "repeat": self.repeat,
@@ -101,6 +123,9 @@ class LoadRecord:
     `concurrency` is what was asked for, `reached` the mean number of requests that the server ran:
     concurrency · (1 - queueing time / request time). The server's own counters of speculation, of the
     prefix cache and of preemptions are None where it keeps none. `notes` are doubts in sentences.
+    `client_requests_per_s` and `client_events_per_s` are the most that this client can take, `client_share`
+    the part of it that the load needed. At a request rate `concurrency` is what warmed the server up and
+    `reached` the mean in flight. `max_in_flight` is the most that were sent and not yet answered.
     """
 
     concurrency: int
@@ -111,6 +136,10 @@ class LoadRecord:
     prefix_hit_rate: float | None = None
     num_preemptions: int | None = None
     kv_capacity_tokens: int | None = None
+    client_requests_per_s: float | None = None
+    client_events_per_s: float | None = None
+    client_share: float | None = None
+    max_in_flight: int | None = None
     notes: tuple[str, ...] = ()
 
 

@@ -137,8 +137,8 @@ class RoundRecord:
 class RequestRecord:
     """What happened to one request. A failed request carries `error` and no latency.
 
-    `arrival_s` is when the request was handed to a free slot (closed loop) or sent; times are
-    seconds on one clock per run. `chunk_s` are the arrival times of output chunks: a chunk may hold
+    `arrival_s` is when the request was handed to a free slot (closed loop) or sent, `scheduled_s` when a
+    load that waits for nobody asked for it (None in a closed loop); times are seconds on one clock per run. `chunk_s` are the arrival times of output chunks: a chunk may hold
     several tokens.
     """
 
@@ -153,6 +153,7 @@ class RequestRecord:
     chunk_s: tuple[float, ...] = ()
     steps: tuple[StepRecord, ...] = ()
     error: str | None = None
+    scheduled_s: float | None = None
 
     @property
     def num_output_tokens(self) -> int:
@@ -165,6 +166,21 @@ class RequestRecord:
     @property
     def e2e_s(self) -> float | None:
         return None if self.finish_s is None else self.finish_s - self.arrival_s
+
+    @property
+    def asked_s(self) -> float:
+        """When the load asked for it: what a user waits counts from here."""
+        return self.arrival_s if self.scheduled_s is None else self.scheduled_s
+
+    @property
+    def scheduled_ttft_s(self) -> float | None:
+        """First token - when the load asked for it, the client's own queue included."""
+        return None if self.first_token_s is None else self.first_token_s - self.asked_s
+
+    @property
+    def scheduled_e2e_s(self) -> float | None:
+        """Finish - when the load asked for it."""
+        return None if self.finish_s is None else self.finish_s - self.asked_s
 
     @property
     def tpot_s(self) -> float | None:

@@ -128,8 +128,9 @@ class ServedRequest:
             return None
         return (self.finish_s - self.first_token_s) / (self.num_output_tokens - 1)
 
-    def to_record(self, *, is_plain: bool = False) -> RequestRecord:
-        """The record that every backend returns; `arrival_s` is when the request was sent.
+    def to_record(self, *, is_plain: bool = False, keeps_schedule: bool = False) -> RequestRecord:
+        """The record that every backend returns; `arrival_s` is when the request was sent, `scheduled_s`
+        when an open loop asked for it (`keeps_schedule`).
 
         `is_plain` says that the server does not speculate: each token after the first is one step.
         A success without token ids becomes a failed record, because its output cannot be compared.
@@ -154,4 +155,5 @@ class ServedRequest:
             chunk_s=() if failed else self.chunk_s,
             steps=() if failed else steps,
             error=error,
+            scheduled_s=self.scheduled_s if keeps_schedule else None,
         )

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from spectune.policy.comparison import RunSummary
 from spectune.policy.synthetic import is_synthetic
-from spectune.report import sections
+from spectune.report import sections, served
 from spectune.report.page import page
 from spectune.report.svg import arm_styles
 from spectune.report.tables import each_arm
@@ -23,6 +23,7 @@ _NAV = (
     ("rounds", "Round time"),
     ("break-even", "Break-even"),
     ("categories", "Categories"),
+    ("lengths", "Lengths"),
     ("latency", "Latency"),
     ("policy", "Policy"),
     ("failures", "Failed"),
@@ -49,7 +50,9 @@ def render_report(summary: RunSummary) -> str:
         sections.break_even(summary),
         sections.floor(summary),
         sections.categories(summary, styles),
+        served.lengths(summary),
         sections.latency(summary),
+        *_of_servers(summary),
         sections.policy(summary),
         *([] if nothing else [failed]),
         sections.definitions(summary),
@@ -66,12 +69,23 @@ def render_report(summary: RunSummary) -> str:
     )
 
 
+def _of_servers(summary: RunSummary) -> list[Html]:
+    """What a run at servers tells beyond the others."""
+    if not served.has_servers(summary):
+        return []
+    return [served.rates(summary), served.production(summary), served.client(summary)]
+
+
 DASH_NOTE = "An em dash means that a value was not observed; its letter points to the reason."
 
 
 def write_report(summary: RunSummary, path: Path) -> None:
     """Render first, then write beside `path` and rename, so an old report is never half replaced."""
-    text = render_report(summary)
+    write_page(render_report(summary), path)
+
+
+def write_page(text: str, path: Path) -> None:
+    """A document beside `path`, then renamed."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:

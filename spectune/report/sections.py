@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 
 from spectune.policy.comparison import RunSummary
-from spectune.report import charts, panels, tables, verdicts
+from spectune.report import charts, panels, served, tables, verdicts
 from spectune.report.grid import Row, chip, table, words
 from spectune.report.page import bullets, copyable, details, section
 from spectune.report.svg import Styles
@@ -182,6 +182,7 @@ def latency(summary: RunSummary) -> Html:
         "the time between stream events; a chunk may hold several tokens, so it is not a time per token. At "
         "batch above 1 TPOT and gaps contain the prefill of requests admitted meanwhile; speedups do not.",
         tables.latency_table(summary.cells),
+        details("How long the answers were", served.output_table(summary.cells)),
     )
 
 
@@ -242,15 +243,16 @@ def provenance(summary: RunSummary) -> Html:
         "Provenance",
         "What has to be equal for another run to be comparable, and how this one was made.",
         "<h3>Engine, models, device</h3>",
-        _facts(fingerprint, "No engine ever started, so nothing is known about it."),
+        facts_table(fingerprint, "No engine ever started, so nothing is known about it."),
         "<h3>Workload</h3>",
-        _facts(workload, "No workload was recorded."),
+        facts_table(workload, "No workload was recorded."),
         "<h3>Machine, versions, command line</h3>",
-        _facts(flatten(summary.provenance), "No provenance was recorded."),
+        facts_table(flatten(summary.provenance), "No provenance was recorded."),
     )
 
 
-def _facts(facts: Sequence[tuple[str, str | None]], empty: str) -> Html:
+def facts_table(facts: Sequence[tuple[str, str | None]], empty: str = "Nothing was recorded.") -> Html:
+    """Named facts, one a row."""
     rows = [
         Row(cells=(name, Missing(reason="not recorded") if text is None else text))
         for name, text in facts

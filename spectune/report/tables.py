@@ -274,9 +274,9 @@ def latency_table(cells: Sequence[CellComparison]) -> Html:
             arm_row(
                 item,
                 arm,
-                *_spread(tpot, why, "mean", "p50", "p90", "p99"),
-                *_spread(ttft, why, "p50", "p99"),
-                *_spread(gap, why, "p50", "p99"),
+                *spread_cells(tpot, why, "mean", "p50", "p90", "p99"),
+                *spread_cells(ttft, why, "p50", "p99"),
+                *spread_cells(gap, why, "p50", "p99"),
                 number(arm.output_tokens_per_s, why, digits=1),
                 number(
                     None if arm.peak_memory_bytes is None else arm.peak_memory_bytes / 2**20,
@@ -289,7 +289,8 @@ def latency_table(cells: Sequence[CellComparison]) -> Html:
     return table(columns, rows, empty="No latency was measured.")
 
 
-def _spread(spread: Spread | None, why: str, *names: str) -> list[Value]:
+def spread_cells(spread: Spread | None, why: str, *names: str) -> list[Value]:
+    """Statistics of a duration in milliseconds, one cell a name."""
     return [milliseconds(None if spread is None else getattr(spread, name), why) for name in names]
 
 

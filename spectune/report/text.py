@@ -101,6 +101,14 @@ def speedup(interval: Interval | None, why: str) -> Value:
     return Html(f'{value} <span class="ci">({interval.low:.2f} to {interval.high:.2f})</span>')
 
 
+def speedup_text(value: float | None, bounds: Sequence[float] | None, why: str) -> Value:
+    """The same from a plain number and its bounds, as imported rows hold them."""
+    if value is None:
+        return Missing(reason=why)
+    low, high = bounds or (None, None)
+    return speedup(Interval(value=value, low=low, high=high, n=1), why)
+
+
 def config_html(config: SpecConfig | None, why: str = "none") -> Value:
     """A configuration's label in code type; plain decoding named in words."""
     if config is None:

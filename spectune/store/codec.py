@@ -67,6 +67,8 @@ def pack_block(index: int, block: BlockResult) -> bytes:
     for request in block.requests:
         row: dict[str, Any] = {"line": "request"}
         row.update({name: getattr(request, name) for name in REQUEST_FIELDS})
+        if request.scheduled_s is not None:
+            row["scheduled_s"] = request.scheduled_s
         row["steps"] = [[getattr(step, name) for name in STEP_COLUMNS] for step in request.steps]
         lines.append(dump_strict(row, where=f"request {request.request_id}"))
     for i, turn in enumerate(block.rounds):
@@ -131,7 +133,7 @@ def _request(row: dict[str, Any], step_columns: list[str]) -> RequestRecord:
     values["output_ids"] = tuple(values["output_ids"])
     values["chunk_s"] = tuple(values["chunk_s"])
     steps = tuple(StepRecord(**dict(zip(step_columns, step, strict=True))) for step in row["steps"])
-    return RequestRecord(**values, steps=steps)
+    return RequestRecord(**values, steps=steps, scheduled_s=row.get("scheduled_s"))
 
 
 def outcome_to_dict(outcome: PointOutcome) -> dict[str, Any]:

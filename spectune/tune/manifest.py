@@ -29,6 +29,7 @@ def build_manifest(
     described["workload"]["accounting"] = {**plan.workload.account(), "repeated": num_repeated(plan)}
     return {
         "schema_version": SCHEMA_VERSION,
+        "head_context": getattr(backend, "head_context", None),
         "created": provenance["date"],
         "argv": list(argv),
         "backend": backend.capabilities().name,

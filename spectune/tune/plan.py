@@ -16,6 +16,15 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class OpenLoad:
+    """Requests that arrive by the clock, `request_rate` a second; see `Cell`."""
+
+    request_rate: float
+    arrivals: str = "poisson"
+    burstiness: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SweepPlan:
     """Arms x cells x repeats. Every cell runs every arm, `off` first, on the same prompts."""
 
@@ -63,7 +72,9 @@ class SweepPlan:
         return self.num_cell_requests(cell) if self.has_boots else self._num_batches(cell)
 
     def num_cell_requests(self, cell: Cell) -> int:
-        """Requests of each arm of the cell per repeat."""
+        """Requests of each arm of the cell per repeat; arrivals by the clock fill no batches."""
+        if cell.is_open_loop:
+            return max(self.min_blocks, self.num_prompts)
         return self._num_batches(cell) * cell.batch_size
 
     def _num_batches(self, cell: Cell) -> int:
@@ -90,11 +101,13 @@ def plan_sweep(
     repeats: int = 1,
     pruned: Pruned = (),
     context_text: str = "",
+    open_loads: Sequence[OpenLoad] = (),
 ) -> SweepPlan:
     """The plan that `backend` can run; what it cannot run joins `pruned` with the reason.
 
-    `num_prompts` (requests per arm, cell and repeat) defaults to the size of the workload. Raises
-    UsageError where candidates were asked for and none is left.
+    `num_prompts` (requests per arm, cell and repeat) defaults to the size of the workload. `open_loads`
+    add cells in which requests arrive by the clock. Raises UsageError where candidates were asked for and
+    none is left.
     """
     _check_axes(batch_sizes, context_tokens, temperatures, num_prompts, min_blocks, repeats)
     if not workload.prompts:
@@ -108,8 +121,14 @@ def plan_sweep(
             hint="--method off measures plain decoding alone",
         )
     capabilities = backend.capabilities()
+    if open_loads and not capabilities.has_boots:
+        raise UsageError(
+            f"--request-rate needs a serving engine, not --backend {capabilities.name}",
+            hint="--backend vllm, or --base-url of a running server",
+        )
     kept, refused = _split_configs(configs, capabilities)
     cells, too_large = _cells(batch_sizes, context_tokens, temperatures, capabilities)
+    cells += _open_cells(cells, open_loads)
     return SweepPlan(
         workload=workload,
         configs=kept,
@@ -146,6 +165,20 @@ def _check_axes(
         for value in values:
             if not value >= least:
                 raise UsageError(f"{flag} {value:g} is below {least}")
+
+
+def _open_cells(cells: Sequence[Cell], loads: Sequence[OpenLoad]) -> tuple[Cell, ...]:
+    """Every context and temperature at every rate; warmed up at the largest load of the closed loop."""
+    largest: dict[tuple[float, int], Cell] = {}
+    for cell in cells:
+        key = (cell.temperature, cell.context_tokens)
+        if key not in largest or cell.batch_size > largest[key].batch_size:
+            largest[key] = cell
+    return tuple(
+        replace(cell, request_rate=load.request_rate, arrivals=load.arrivals, burstiness=load.burstiness)
+        for cell in largest.values()
+        for load in loads
+    )
 
 
 def _split_configs(

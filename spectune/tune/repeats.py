@@ -18,7 +18,7 @@ def without_repeats(plan: SweepPlan) -> SweepPlan:
     available = len(plan.workload.prompts)
     starts = 1 if plan.has_boots else plan.repeats  # a start is repeated on the same prompts
     per_repeat = available // starts
-    kept = [cell for cell in plan.cells if plan.min_blocks * cell.batch_size <= per_repeat]
+    kept = [cell for cell in plan.cells if plan.min_blocks * _width(cell) <= per_repeat]
     left_out = [
         (cell.label, _reason(plan, cell, available, starts)) for cell in plan.cells if cell not in kept
     ]
@@ -28,7 +28,7 @@ def without_repeats(plan: SweepPlan) -> SweepPlan:
             hint="give more prompts, a smaller --batch-size or --min-blocks, or --repeat-prompts",
         )
     # whole batches only: the rest of a division would be filled up by asking prompts again
-    most = min(per_repeat // cell.batch_size * cell.batch_size for cell in kept)
+    most = min(per_repeat // _width(cell) * _width(cell) for cell in kept)
     return replace(
         plan,
         cells=tuple(kept),
@@ -37,6 +37,11 @@ def without_repeats(plan: SweepPlan) -> SweepPlan:
     )
 
 
+def _width(cell: Cell) -> int:
+    """Requests that are taken together: a batch, or one of those that arrive by the clock."""
+    return 1 if cell.is_open_loop else cell.batch_size
+
+
 def _reason(plan: SweepPlan, cell: Cell, available: int, starts: int) -> str:
-    needed = plan.min_blocks * cell.batch_size * starts
+    needed = plan.min_blocks * _width(cell) * starts
     return f"{needed} prompts are needed and {available} are there; --repeat-prompts asks them again"

@@ -74,6 +74,22 @@ def standby_configs(configs: Sequence[SpecConfig]) -> tuple[SpecConfig, ...]:
     return tuple(replace(config, options=(("standby", True), *config.options)) for config in longest.values())
 
 
+def production_configs(configs: Sequence[SpecConfig]) -> tuple[SpecConfig, ...]:
+    """The longest chain of each method once more, served as in production; beside itself it shows what
+    prefix cache and chunked prefill change."""
+    longest: dict[str, SpecConfig] = {}
+    for config in configs:
+        if config.is_off or config.is_tree or config.is_probe:
+            continue
+        known = longest.get(config.method)
+        if known is None or config.num_steps > known.num_steps:
+            longest[config.method] = config
+    return tuple(
+        replace(config, options=tuple(sorted((("production", True), *config.options))))
+        for config in longest.values()
+    )
+
+
 def prune_reason(method: str, num_steps: int, topk: int, num_draft_tokens: int) -> str | None:
     """Why a tree is not worth a launch, or None."""
     if method not in TREE_METHODS:

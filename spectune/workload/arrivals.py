@@ -97,6 +97,15 @@ def read_arrivals(path: Path | str, *, speed: float = 1.0) -> tuple[float, ...]:
     return tuple((at - times[0]) / speed for at in times)
 
 
+def trace_rate(times_s: Sequence[float]) -> float:
+    """Mean requests/s of a trace from its first arrival to its last; UsageError where that is no rate."""
+    if len(times_s) < 2 or not times_s[-1] > times_s[0]:
+        raise UsageError(
+            f"a trace of {len(times_s)} arrivals has no rate", hint="it needs two arrivals at different times"
+        )
+    return (len(times_s) - 1) / (times_s[-1] - times_s[0])
+
+
 def open_loop(
     num_requests: int,
     *,

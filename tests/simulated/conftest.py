@@ -15,6 +15,7 @@ from spectune.store import RunStore
 from spectune.tune.plan import SweepPlan, plan_sweep
 from spectune.tune.sweep import run_sweep, start_run
 from spectune.workload.workload import Workload
+from tests.support.served_sweep import sweep_words, write_model
 
 OFF = SpecConfig.off()
 EAGLE = SpecConfig.chain("eagle3", 3)
@@ -117,3 +118,19 @@ def sweep(tmp_path: Path) -> Callable[..., RunStore]:
         return store
 
     return run
+
+
+@pytest.fixture(scope="session")
+def bare_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with the config and the tokenizer of a model, and no weights."""
+    return write_model(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture
+def arguments(bare_model: Path, tmp_path: Path) -> Callable[..., list[str]]:
+    """The words of a small sweep over a stand-in for vLLM."""
+
+    def build(*more: str, **declared: Any) -> list[str]:
+        return sweep_words(bare_model, tmp_path, *more, **declared)
+
+    return build

@@ -10,88 +10,13 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from spectune.backend.processes import PROC
 from spectune.store import RunStore
-
-STAND_IN = Path(__file__).parents[1] / "support" / "mock_vllm.py"
-WORKLOAD = "\n".join(
-    json.dumps({"prompt": f"Tell me about the number {i} in a few words.", "category": "facts"})
-    for i in range(8)
-)
+from tests.support.served_sweep import counts, left_over, spectune
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="process groups are read from /proc")
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory with the config and the tokenizer of a model, and no weights."""
-    import tokenizers
-
-    folder = tmp_path_factory.mktemp("model")
-    config = {"num_hidden_layers": 1, "num_attention_heads": 2, "hidden_size": 8, "model_type": "other"}
-    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
-    vocab = {chr(code): code - 32 for code in range(32, 127)}
-    tokenizers.Tokenizer(tokenizers.models.BPE(vocab=vocab, merges=[])).save(str(folder / "tokenizer.json"))
-    return folder
-
-
-@pytest.fixture
-def arguments(model: Path, tmp_path: Path) -> Callable[..., list[str]]:
-    """A small sweep; `truth` and `words` go to the stand-in."""
-    prompts = tmp_path / "prompts.jsonl"
-    prompts.write_text(WORKLOAD + "\n", encoding="utf-8")
-
-    def build(*more: str, truth: dict[str, Any] | None = None, words: str = "") -> list[str]:
-        declared = json.dumps({"output_tokens": 12, "step_s": 0.002} | (truth or {}), separators=(",", ":"))
-        launcher = f"{sys.executable} {STAND_IN} --truth '{declared}' {words} {{args}}"
-        return [
-            "sweep", "--backend", "vllm", "--server-cmd", launcher, "--model", str(model), "--method", "ngram",
-            "--num-tokens", "3", "--topk", "1", "--max-concurrency", "2", "--dataset-path", str(prompts),
-            "--num-prompts", "8", "--min-blocks", "2", "--max-tokens", "12", "--output-dir", str(tmp_path / "run"),
-            *more,
-        ]  # fmt: skip
-
-    return build
-
-
-def spectune(*argv: str) -> subprocess.CompletedProcess[str]:
-    """The command line in a process of its own."""
-    return subprocess.run(
-        [sys.executable, "-m", "spectune", *argv], capture_output=True, text=True, check=False
-    )
-
-
-def counts(run: Path) -> dict[str, Any]:
-    """Everything of a run that is no time: outcomes, texts and steps of every point."""
-    store = RunStore.open(run)
-    return {
-        point_id: (
-            outcome.status,
-            sorted(
-                (index, r.request_id, r.output_ids, len(r.steps))
-                for index, block in store.blocks(point_id).items()
-                for r in block.requests
-            ),
-        )
-        for point_id, outcome in store.outcomes().items()
-    }
-
-
-def stand_ins() -> list[int]:
-    """Ids of living stand-ins of this test session."""
-    found = []
-    for folder in PROC.glob("[0-9]*"):
-        try:
-            words = (folder / "cmdline").read_bytes().split(b"\0")
-        except OSError:
-            continue
-        if str(STAND_IN).encode() in words:
-            found.append(int(folder.name))
-    return found
 
 
 def test_sweep_measures_between_two_starts_of_plain_decoding(
@@ -107,7 +32,7 @@ def test_sweep_measures_between_two_starts_of_plain_decoding(
     assert summary["cells"][0]["last_start"]["n"] == 8  # one pair a prompt
     assert re.findall("starting vllm for (.*)", done.stderr) == ["off", "ngram K=3 n=1-5", "off"]
     assert (tmp_path / "run" / "report.html").stat().st_size > 10_000
-    assert stand_ins() == []
+    assert left_over(tmp_path / "run") == []
 
 
 def test_sweep_recovers_the_declared_acceptance(arguments: Callable[..., list[str]]) -> None:
@@ -133,10 +58,10 @@ def test_dry_run_prints_the_command_of_every_start(
     assert not (tmp_path / "run").exists()
 
 
-def test_dry_run_of_a_draft_model_and_a_tree(arguments: Callable[..., list[str]], model: Path) -> None:
+def test_dry_run_of_a_draft_model_and_a_tree(arguments: Callable[..., list[str]], bare_model: Path) -> None:
     """A small model drafts chains and gets a standby start; trees are refused with the reason."""
     done = spectune(
-        *arguments("--dry-run", "--topk", "1,4", "--num-draft-tokens", "8", "--draft-model", str(model)),
+        *arguments("--dry-run", "--topk", "1,4", "--num-draft-tokens", "8", "--draft-model", str(bare_model)),
         "--method",
         "draft_model",
     )
@@ -156,7 +81,7 @@ def test_dry_run_of_a_draft_model_and_a_tree(arguments: Callable[..., list[str]]
     ],
 )
 def test_server_that_cannot_start_fails_its_points_and_says_why(
-    arguments: Callable[..., list[str]], words: str, code: int, text: str
+    arguments: Callable[..., list[str]], words: str, code: int, text: str, tmp_path: Path
 ) -> None:
     """Every point gets a status with the server's own words; nothing usable is exit code 1."""
     done = spectune(*arguments(words=words))
@@ -164,7 +89,7 @@ def test_server_that_cannot_start_fails_its_points_and_says_why(
     assert done.returncode == code
     assert text in done.stdout + done.stderr
     assert "Traceback" not in done.stderr
-    assert stand_ins() == []
+    assert left_over(tmp_path / "run") == []
 
 
 def test_candidate_that_dies_under_load_fails_alone(
@@ -271,4 +196,4 @@ def test_killed_and_resumed_twenty_times_ends_with_the_same_table(
     again = spectune("sweep", "--resume", str(broken))
     assert "starting vllm" not in again.stderr
     assert counts(broken) == expected
-    assert stand_ins() == []
+    assert left_over(tmp_path / "run") + left_over(broken) == []

@@ -7,10 +7,12 @@ from typing import Any
 
 import pytest
 
+from spectune.backend.ceiling import ClientCeiling
 from spectune.backend.mock_server import Fault, MockServer, MockSettings, mock_thread
 from spectune.backend.server_session import Address, ServerSession, ramp, tail
 from spectune.errors import EngineFailure
 from spectune.records import BlockResult, Cell, Point, Request, Sampling, SpecConfig
+from spectune.workload.arrivals import ClosedLoop
 
 SAMPLING = Sampling(max_tokens=8, ignore_eos=True)
 
@@ -119,7 +121,7 @@ def test_run_other_traffic_in_the_window_is_noted() -> None:
         own = session._ask
 
         def with_a_stranger(*arguments: Any, **more: Any) -> Any:
-            own(point(1, config), requests(1, "stranger"), measured=requests(1, "stranger"))
+            own(requests(1, "stranger"), ClosedLoop(concurrency=1), measured=requests(1, "stranger"))
             return own(*arguments, **more)
 
         session._ask = with_a_stranger  # type: ignore[method-assign]
@@ -182,3 +184,27 @@ def test_stream_seconds_add_up_to_the_time_of_the_slots() -> None:
 
     held = sum((record.finish_s or 0) - record.arrival_s for record in result.requests)
     assert result.duration_s == pytest.approx(held / 2, rel=0.2)
+
+
+def test_stream_tells_what_the_client_had_to_take() -> None:
+    """The ceiling and the share of it stand in the record; above half there is a note."""
+    told = ClientCeiling(
+        concurrency=2, requests_per_s=1e6, events_per_s=1e6, num_requests=64, num_events=2048
+    )
+    slow = replace(told, events_per_s=10.0)
+    with mock_thread(MockSettings(step_s=0.002)) as server:
+        light = session_at(server, ceiling=lambda concurrency: told).stream(
+            point(2), requests(6), requests(2, "filler")
+        )
+        heavy = session_at(server, ceiling=lambda concurrency: slow).stream(
+            point(2), requests(6, "s"), requests(2, "filler")
+        )
+
+    assert light.load is not None
+    assert heavy.load is not None
+    assert (light.load.client_requests_per_s, light.load.client_events_per_s) == (1e6, 1e6)
+    assert 0 < (light.load.client_share or 0) < 0.5
+    assert light.load.notes == ()
+    assert (heavy.load.client_share or 0) > 0.5
+    assert "of what the client itself can take at concurrency 2" in heavy.load.notes[-1]
+    assert light.load.max_in_flight == 2

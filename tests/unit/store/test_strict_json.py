@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from spectune.errors import StoreError
-from spectune.records import Cell, Status
+from spectune.records import Interval, Status
 from spectune.store import dump_strict
 
 
@@ -34,8 +34,8 @@ class Colour(Enum):
         pytest.param({"b", "a"}, ["a", "b"], id="set"),
         pytest.param(True, True, id="bool"),
         pytest.param(
-            Cell(batch_size=1, context_tokens=0, temperature=0.0),
-            {"batch_size": 1, "context_tokens": 0, "temperature": 0.0},
+            Interval(value=1.5, low=None, high=None, n=1),
+            {"value": 1.5, "low": None, "high": None, "n": 1, "level": 0.95},
             id="record",
         ),
         pytest.param({Colour.RED: 1, 4: 2}, {"red": 1, "4": 2}, id="keys"),
