@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -25,20 +25,39 @@ def report(
 ) -> None:
     """Write the self-contained HTML page of a run; needs neither an engine nor a network."""
     from spectune.cli.results import read_summary, say_head, summary_document
-    from spectune.report.html import write_report
+    from spectune.report.html import render_report, write_page
 
-    summary = read_summary(run)
     path = output or (output_dir or run) / REPORT_FILE
+    imported = _imported(run)
+    summary = None if imported else read_summary(run)
+    text = imported[0] if imported else render_report(summary)  # type: ignore[arg-type]  # one of the two
     try:
-        write_report(summary, path)
+        write_page(text, path)
     except OSError as error:
         if output or output_dir:
             raise UsageError(f"{path} cannot be written: {error.strerror}") from error
         # A run that may only be read is told beside it.
         path = Path(f"{run.resolve().name}-{REPORT_FILE}")
         say(f"note: {run} cannot be written to ({error.strerror})")
-        write_report(summary, path)
+        write_page(text, path)
     if as_json:
-        print_json(summary_document(summary))
-    say_head(summary)
+        print_json(imported[1] if imported else summary_document(summary))  # type: ignore[arg-type]
+    if summary is not None:
+        say_head(summary)
     say(f"report: {path}")
+
+
+def _imported(run: Path) -> tuple[str, dict[str, Any]] | None:
+    """Page and summary of an import; None for any other directory."""
+    from spectune.policy.imported import imported_rows
+    from spectune.report.imported import render_import
+    from spectune.store import MANIFEST, RunStore
+    from spectune.store.imports import KIND, read_imports
+
+    if not (run / MANIFEST).is_file():
+        return None
+    store = RunStore.open(run)
+    if store.manifest.get("kind") != KIND:
+        return None
+    rows = imported_rows(read_imports(store))
+    return render_import(run.resolve().name, rows, store.manifest), store.read_json("summary.json")

@@ -67,3 +67,27 @@ def test_absent_file_and_unknown_format_are_usage_errors(spectune: Callable[...,
     assert "FILE nothing.json does not exist" in absent.err
     assert "--format csv is not known" in unknown.err
     assert not Path("runs").exists()
+
+
+def test_report_of_an_import_shows_its_measurements(spectune: Callable[..., Any]) -> None:
+    """Eight measurements at two loads with their speedups, and a page that decides nothing."""
+    spectune("import", str(FOLDER / "sweep"), "-o", "run")
+
+    answer = spectune("report", "run", "--json")
+
+    assert 0 == answer.code
+    assert 8 == len(answer.document["results"])
+    page = Path("run/report.html").read_text(encoding="utf-8")
+    assert "8 imported measurements." in page
+    assert "Nothing was measured here, so nothing is decided" in page
+    for text in ("ngram K=3", "2 users", "4 users", "Acceptance length"):
+        assert text in page
+    assert "://" not in page  # nothing is loaded from anywhere
+
+
+def test_report_of_an_import_without_a_plain_run_says_so(spectune: Callable[..., Any]) -> None:
+    """One file of one arm cannot be compared with anything."""
+    spectune("import", str(FOLDER / "detailed.json"), "-o", "run")
+
+    assert 0 == spectune("report", "run").code
+    assert "No arm can be compared with plain decoding" in Path("run/report.html").read_text(encoding="utf-8")
