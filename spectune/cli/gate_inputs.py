@@ -53,13 +53,18 @@ def settings_with(settings: Mapping[str, Any], changes: Sequence[str], flag: str
 
 
 def open_side(options: SweepOptions, side: str, command: str | None = None) -> Backend:
-    """The engine of one side: here, or in a process that `command` starts."""
+    """The engine of one side: here, or in a process that `command` starts.
+
+    What would make the measurement useless, a head of another target for example, is a UsageError first.
+    """
+    from spectune.cli.doctor import preflight
     from spectune.cli.inputs import open_backend
 
     if command is not None:
         from spectune.backend.worker import WorkerBackend
 
         return WorkerBackend(shlex.split(command), asdict(options), side=side)
+    preflight(options)
     return with_noise(open_backend(options), side)
 
 
