@@ -2,16 +2,37 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+from spectune.errors import UsageError
 from spectune.policy.ranges import Choice, Segment
 from spectune.policy.table import choose
 from spectune.records import SpecConfig
 
 Ladder = tuple[Segment, ...]
 """Gap-free batch ranges from 1, with what an engine runs in each."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EmitOptions:
+    """What of a deployment the policy does not say. An unknown engine version is None."""
+
+    max_batch_size: int | None = None
+    engine_version: str | None = None
+    data_parallel_size: int = 1
+    runner: str | None = None  # vLLM's model runner, v1 or v2
+
+
+def version_of(text: str, *, engine: str, known: str) -> tuple[int, int]:
+    """Major and minor number; UsageError naming the versions whose words are known."""
+    found = re.search(r"(\d+)\.(\d+)", text)
+    if found is None:
+        raise UsageError(f"--engine-version {text}: not a version of {engine}", hint=f"known are {known}")
+    return int(found[1]), int(found[2])
 
 
 def ladder(policy: Mapping[str, Any]) -> Ladder:
