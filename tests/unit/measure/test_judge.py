@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from spectune.measure.calibrate import round_times
@@ -12,6 +14,7 @@ from spectune.records import (
     BlockResult,
     Cell,
     Gap,
+    LoadRecord,
     Point,
     Prompt,
     Request,
@@ -264,3 +267,46 @@ def test_cautions_of_the_workload_count_prompts_whose_later_turns_are_not_asked(
     (caution,) = workload_cautions((*prompts(3), *prompts(1, turns=2)), 4, has_calibration=True)
 
     assert caution.text == "1 of 4 prompts have several turns: only the first is asked"
+
+
+def test_judge_point_at_a_request_rate_has_no_batch_to_reach():
+    """What runs together under arrivals by the clock is measured, not asked for: never capped."""
+    cell = Cell(batch_size=16, context_tokens=0, temperature=0.0, request_rate=2.0, arrivals="poisson")
+    load = LoadRecord(concurrency=16, reached=1.3)
+    served = replace(block([request()]), load=load)
+
+    assert judge_point(replace(point(), cell=cell), {0: served}).status is Status.OK
+    assert judge_point(point(batch_size=16), {0: served}).status is Status.CAPPED
+
+
+@pytest.mark.parametrize(("accepted_steps", "is_told"), [(4, True), (60, False)], ids=["1.02", "1.30"])
+def test_cautions_hardly_any_draft_accepted_in_many_steps_is_a_wrong_pair(accepted_steps, *, is_told):
+    """4 of 200 steps accept a draft: 1.02 is named as a pair that does not belong together, 1.30 is not."""
+    blocks = {
+        i: block([request(f"r{i}", accepted=int(i < accepted_steps), output_ids=(1, 2, 3) if i < accepted_steps else (1, 2))],
+                 [turn()] * 10)
+        for i in range(200)
+    }  # fmt: skip
+
+    found = point_cautions(point(), blocks)
+
+    assert is_told == any(caution.doubt is Doubt.INEFFECTIVE for caution in found)
+    if is_told:
+        text = next(caution.text for caution in found if caution.doubt is Doubt.INEFFECTIVE)
+        assert "acceptance length 1.02" in text
+        assert "check that draft and target belong together" in text
+
+
+def test_cautions_answers_that_end_although_the_end_was_to_be_ignored():
+    """Two of six answers stopped by themselves under --ignore-eos: said; without the switch nothing is."""
+    ignoring = replace(point(), sampling=replace(Sampling(), ignore_eos=True))
+    blocks = steady(finish="length")
+    for i in (1, 4):
+        blocks[i] = block([request(f"r{i}", finish="stop")], [turn()] * 10)
+
+    (caution,) = point_cautions(ignoring, blocks)
+
+    assert caution.doubt is Doubt.EOS_NOT_IGNORED
+    assert "2 of 6 answers ended by themselves (stop)" in caution.text
+    assert point_cautions(point(), blocks) == ()
+    assert point_cautions(ignoring, steady(finish="length")) == ()

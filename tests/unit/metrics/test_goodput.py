@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from spectune.errors import UsageError
 from spectune.metrics.goodput import Promises, goodput, parse_goodput
+from spectune.records import RequestRecord
 from tests.support.served import failed, served
 
 
@@ -56,3 +59,25 @@ def test_one_token_cannot_break_a_promise_of_time_per_token() -> None:
 def test_no_requests_have_no_goodput() -> None:
     """Unknown is not zero."""
     assert goodput([], Promises(ttft_s=1.0), 1.0) is None
+
+
+def test_stored_requests_are_judged_by_the_same_promises() -> None:
+    """A record asked for at 0 s, sent at 1 s, first token at 1.1 s: the user waited 1.1 s, not 100 ms."""
+    record = RequestRecord(
+        request_id="r",
+        category="chat",
+        num_prompt_tokens=5,
+        output_ids=(1, 2, 3),
+        arrival_s=1.0,
+        first_token_s=1.1,
+        finish_s=1.3,
+        finish_reason="length",
+        scheduled_s=0.0,
+    )
+    closed = replace(record, scheduled_s=None)
+    promise = parse_goodput(["ttft:200"])
+
+    assert not promise.are_kept_by(record)
+    assert promise.are_kept_by(closed)
+    assert not promise.are_kept_by(replace(closed, error="reset"))
+    assert goodput([record, closed], promise, 2.0) == 0.5

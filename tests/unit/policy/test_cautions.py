@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from spectune.measure.divergence import Divergence
 from spectune.policy.cautions import run_cautions
-from spectune.policy.comparison import ArmSummary, CellComparison, Decision
+from spectune.policy.comparison import ArmSummary, CellComparison, Decision, Spread
 from spectune.records import Cell, Gap, SpecConfig, Status
 
 
@@ -43,3 +45,18 @@ def test_a_difference_that_is_no_near_tie_keeps_its_own_sentence() -> None:
 
     assert found.startswith("eagle3 K=1 at batch 1: 8 of 32 outputs differ")
     assert "no near tie" in found
+
+
+def test_arms_that_decode_other_lengths_are_named() -> None:
+    """914 tokens on the mean where plain decoding wrote 338: other stretches of text; 350 for 338 is not."""
+
+    def of_length(one: ArmSummary, mean: float) -> ArmSummary:
+        return replace(one, output_lengths=Spread(n=8, mean=mean, p50=mean, p90=mean, p99=mean))
+
+    plain = of_length(replace(arm(1), config=SpecConfig.off()), 338.0)
+
+    found = cautions_of(plain, of_length(arm(1), 350.0), of_length(arm(3), 914.0))
+
+    (text,) = [text for text in found if "output lengths" in text]
+    assert "eagle3 K=3 at batch 1 (914 for 338)" in text
+    assert "K=1" not in text
