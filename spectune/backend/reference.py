@@ -13,6 +13,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -45,6 +46,7 @@ from spectune.records import (
     Session,
     SpecConfig,
 )
+from spectune.store.trace_file import Trace
 
 # What rounding may turn over: a few steps of the format at the size of a top logit (16 to 32).
 _NEAR_TIE = {torch.float32: 1e-3, torch.float16: 0.1, torch.bfloat16: 0.5}
@@ -216,6 +218,31 @@ class ReferenceBackend:
         if method == Method.NGRAM:
             return NgramDrafter(self.target.device)
         raise UsageError(f"--method {method} is unknown to the reference engine", hint="eagle3, ngram")
+
+    def record_trace(
+        self,
+        requests: Sequence[Request],
+        configs: Sequence[SpecConfig],
+        about: Mapping[str, Mapping[str, Any]],
+        *,
+        parts_dir: Path,
+        batch_size: int = 16,
+        on_part: Callable[[int, int], None] | None = None,
+    ) -> Trace:
+        """One plain run of the requests with the drafts of all configurations along it; finished parts in
+        `parts_dir` are kept."""
+        from spectune.backend.reference_trace import reference_trace
+
+        return reference_trace(
+            self,
+            self._draft_model,
+            requests,
+            configs,
+            about,
+            parts_dir=parts_dir,
+            batch_size=batch_size,
+            on_part=on_part,
+        )
 
     @property
     def _target_name(self) -> str:

@@ -14,9 +14,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from spectune.backend.chance import Noise, key_of
 from spectune.backend.simulated_sequence import SimulatedSequence, refused
+from spectune.backend.simulated_trace import simulated_trace, trace_point
 from spectune.backend.truth import DEFAULT, SimulatedTruth, load_truth
 from spectune.errors import EngineFailure, UsageError
 from spectune.records import (
@@ -35,6 +37,7 @@ from spectune.records import (
     SpecConfig,
     chain_or_tree_pool,
 )
+from spectune.store.trace_file import Trace
 
 FAILURES = ("oom", "engine", "requests", "identity", "capped")
 
@@ -117,6 +120,19 @@ class SimulatedBackend:
     def failure(self, point: Point) -> str | None:
         """The kind of failure declared for a point, or None."""
         return self.failing.get(point.label, self.failing.get(point.config.label))
+
+    def record_trace(
+        self,
+        requests: Sequence[Request],
+        configs: Sequence[SpecConfig],
+        about: Mapping[str, Mapping[str, Any]],
+        **where: Any,
+    ) -> Trace:
+        """Drafts drawn along the simulated texts; nothing needs to be kept in parts."""
+        del where
+        block = _Block(self, trace_point(requests), 0.0, "", {})
+        texts = {request.request_id: block.text(request)[0] for request in requests}
+        return simulated_trace(self.truth, self.seed, requests, texts, configs, about)
 
     def _ids(self, text: str) -> tuple[int, ...]:
         pieces = range(0, max(len(text), 1), CHARACTERS_PER_TOKEN)
@@ -243,7 +259,7 @@ class _Block:
 
     def _begin(self, request: Request) -> SimulatedSequence:
         config = self._point.config
-        output_ids, last_cut, flip = self._text(request)
+        output_ids, last_cut, flip = self.text(request)
         return SimulatedSequence(
             request=request,
             output_ids=output_ids,
@@ -256,7 +272,7 @@ class _Block:
             arrival_s=self._now_s,
         )
 
-    def _text(self, request: Request) -> tuple[tuple[int, ...], str, int | None]:
+    def text(self, request: Request) -> tuple[tuple[int, ...], str, int | None]:
         """Pseudo words of a request: the same under every configuration, as lossless engines give, up
         to where the declared near ties flip."""
         sampling = request.sampling
@@ -281,7 +297,7 @@ class _Block:
         pool = 0 if config.is_off else chain_or_tree_pool(config.num_steps, config.topk)
         steps = [sequence.step(pool, config.num_draft_tokens - 1) for sequence in active]
         extra = max(step.num_verified for step in steps)
-        verify_s = self._verify_s(len(active), extra, sum(sequence.kv_tokens for sequence in active))
+        verify_s = self._truth.verify_s(len(active), extra, sum(sequence.kv_tokens for sequence in active))
         emitted = sum(step.num_emitted for step in steps)
         self._book("decode", active, self._truth.draft_s(config), verify_s, num_emitted=emitted)
         for sequence, step in zip(active, steps, strict=True):
@@ -289,20 +305,13 @@ class _Block:
             sequence.num_emitted += step.num_emitted
             sequence.chunk_s.append(self._now_s)
 
-    def _verify_s(self, batch_size: int, extra: int, kv_tokens: int) -> float:
-        return (
-            self._truth.plain_s(batch_size)
-            + self._truth.context_s_per_token * kv_tokens
-            + self._truth.verify_s_per_token * extra * batch_size
-        )
-
     def force(self, config: SpecConfig, batch_size: int, kv_tokens: int, kept: int) -> None:
         """One full round of a given shape."""
         truth = self._truth
         factor = self._noise.of_round([1.0] * batch_size)
         parts = (
             truth.draft_s(config),
-            self._verify_s(batch_size, config.num_draft_tokens - 1, kv_tokens),
+            truth.verify_s(batch_size, config.num_draft_tokens - 1, kv_tokens),
             truth.other_s + truth.other_s_per_sequence * batch_size,
         )
         draft_s, verify_s, other_s = (part * factor * self._noise.of_part() for part in parts)

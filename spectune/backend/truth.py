@@ -151,6 +151,11 @@ class SimulatedTruth:
         step = self.draft_step_s.get(config.method, 0.0) + self.draft_beam_s * (config.topk - 1)
         return self.draft_round_s.get(config.method, 0.0) + config.num_steps * step
 
+    def verify_s(self, batch_size: int, extra: int, kv_tokens: int) -> float:
+        """Seconds of verifying `extra` drafts beside the root of every sequence of a batch."""
+        tokens_s = self.verify_s_per_token * extra * batch_size
+        return self.plain_s(batch_size) + self.context_s_per_token * kv_tokens + tokens_s
+
     def acceptance(self, config: SpecConfig, category: str, temperature: float) -> tuple[float, ...]:
         """P(depth j accepted | depth j-1 accepted) for every depth that the config can accept."""
         if config.is_off or config.method not in self.hazards:
