@@ -52,6 +52,9 @@ def init(
     calibration_starts: Annotated[
         int, typer.Option("--calibration-starts", help="A/A starts that measure the noise, at least 5.")
     ] = 10,
+    allow_synthetic: Annotated[
+        bool, typer.Option("--allow-synthetic", help="Guard a run on synthetic prompts all the same.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the gate as JSON on stdout.")] = False,
 ) -> None:
     """Write a gate file from a run, with tolerances from an A/A calibration that this command runs."""
@@ -62,6 +65,7 @@ def init(
 
     _check_only(only)
     store = RunStore.open(run)
+    _refuse_synthetic(run, store.manifest, is_allowed=allow_synthetic)
     chosen = guarded_arm(store, label=arm, batch_size=batch_size, context_tokens=context)
     wishes = Wishes(
         max_slowdown=max_slowdown,
@@ -152,6 +156,17 @@ def schema(
     from spectune.gate.file import schema_text
 
     print(schema_text(), end="")
+
+
+def _refuse_synthetic(run: Path, manifest: dict[str, Any], *, is_allowed: bool) -> None:
+    """UsageError where the run's prompts were drawn by a program and nobody forced it."""
+    from spectune.policy.synthetic import refusal
+
+    if not is_allowed and refusal(manifest) is not None:
+        raise UsageError(
+            f"{run}: its prompts are synthetic, and acceptance on meaningless words guards nothing real",
+            hint="make the gate from a run on real prompts, or force it: --allow-synthetic",
+        )
 
 
 def _make(

@@ -172,6 +172,20 @@ def test_a_gate_of_acceptance_alone_starts_no_engine(spectune, run):
     assert (True, False) == (document["acceptance"]["is_enabled"], document["speed"]["is_enabled"])
 
 
+def test_a_run_on_synthetic_prompts_guards_nothing_unless_forced(spectune):
+    """A gate of meaningless words is refused with code 2; --allow-synthetic makes it."""
+    assert 0 == spectune("workload", "synth", "words.jsonl", "--num-prompts", "40").code
+    short = ["--num-prompts", "12", "--max-tokens", "48", "--batch-size", "1", "--method", "eagle3"]
+    chain = ["--num-tokens", "3", "--topk", "1", "--dataset-path", "words.jsonl", "--output-dir", "words"]
+    assert 0 == spectune("sweep", "--backend", "simulated", *short, *chain).code
+    make = ("gate", "init", "words", "--only", "acceptance", "--output", "words.yaml")
+
+    refused = spectune(*make)
+    assert (2, False) == (refused.code, Path("words.yaml").exists())
+    assert "synthetic" in refused.err
+    assert (0, True) == (spectune(*make, "--allow-synthetic").code, Path("words.yaml").exists())
+
+
 def test_stored_acceptance_is_checked_without_torch_numpy_or_scipy(spectune, run, gate):
     """A CI machine needs none of the heavy packages for it."""
     code = (
