@@ -163,6 +163,7 @@ class AttachedBackend:
             is_simulated=facts.is_simulated,
             settings={
                 "speculation": facts.config.label,
+                "draft_sampling": "unknown: the server does not tell",
                 "max_model_len": facts.max_model_len or "not told",
                 "baseline": "none" if self.baseline is None else self.baseline.version,
             },

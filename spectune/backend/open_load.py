@@ -18,9 +18,9 @@ from spectune.workload.arrivals import OpenLoop, constant_arrivals, gamma_arriva
 LEAD_SHARE = 0.25
 MIN_LEAD, MAX_LEAD = 4, 32
 TAIL_FACTOR = 4
-GROWTH_LIMIT = 2.0
-"""Waiting in the last third over waiting in the first from which on a server does not keep up."""
-MIN_THIRD = 4
+GROWTH_FACTOR, GROWTH_ROOM = 2, 4
+"""Requests pile up where more than twice as many and four are in the system at the end; chance gives less."""
+MIN_REQUESTS = 12
 
 
 def open_queue(
@@ -72,22 +72,25 @@ def mean_in_flight(measured: Sequence[ServedRequest], request_rate: float) -> fl
     return request_rate * math.fsum(held) / len(held) if held else None
 
 
-def overload_note(measured: Sequence[ServedRequest], request_rate: float) -> str | None:
-    """That waiting grew while the load ran, which no longer run would end; None for a steady load."""
-    waits = [
-        one.scheduled_ttft_s
-        for one in sorted(measured, key=lambda one: one.scheduled_s)
-        if one.is_success and one.scheduled_ttft_s is not None
-    ]
-    third = len(waits) // 3
-    if third < MIN_THIRD:
+def overload_note(
+    done: Sequence[ServedRequest], measured: Sequence[ServedRequest], request_rate: float
+) -> str | None:
+    """That requests piled up while the load ran, which no longer run would end; None for a steady load.
+
+    Compared is how many were in the system when the first and when the last measured one arrived; `done`
+    are all that ended, fillers included.
+    """
+    if len(measured) < MIN_REQUESTS:
         return None
-    first, last = math.fsum(waits[:third]) / third, math.fsum(waits[-third:]) / third
-    if last <= GROWTH_LIMIT * first:
+    arrivals = sorted(one.scheduled_s for one in measured)
+    before, after = (
+        sum(one.scheduled_s <= at < one.ended_s for one in done) for at in (arrivals[0], arrivals[-1])
+    )
+    if after < GROWTH_FACTOR * before + GROWTH_ROOM:
         return None
     return (
-        f"the server does not keep up with {request_rate:g} requests/s: the wait for the first token grew from "
-        f"{first * 1e3:.0f} to {last * 1e3:.0f} ms while the load ran, and a longer run would wait longer"
+        f"the server does not keep up with {request_rate:g} requests/s: {before} requests were in it when the "
+        f"first measured one arrived and {after} when the last did; a longer run would wait longer"
     )
 
 

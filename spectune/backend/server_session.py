@@ -181,7 +181,7 @@ class ServerSession:
             duration_s = open_seconds(served)
             share = 1.0 if load.reached is None else load.reached / load.concurrency
             held = mean_in_flight(served, rate)
-            note = overload_note(served, rate)
+            note = overload_note(list(done.values()), served, rate)
             load = replace(
                 load,
                 reached=None if held is None else held * share,

@@ -33,7 +33,14 @@ from spectune.backend.vllm_command import (
     server_arguments,
 )
 from spectune.backend.vllm_log import cache_tokens, log_name
-from spectune.backend.vllm_model import cache_gib, check_head, kv_bytes_per_token, model_limit, weight_bytes
+from spectune.backend.vllm_model import (
+    cache_gib,
+    check_head,
+    kv_bytes_per_token,
+    model_limit,
+    quantization_scheme,
+    weight_bytes,
+)
 from spectune.errors import OutOfMemory, UsageError
 from spectune.provenance import usable_core_ids
 from spectune.records import (
@@ -213,13 +220,10 @@ class VllmBackend:
 
     def _oom_notes(self, config: SpecConfig) -> tuple[str, ...]:
         count = self._num_oom.get(config, 0)
-        if not count:
-            return ()
-        return (f"memory share lowered {count} times after running out of memory",)
+        return (f"memory share lowered {count} times after running out of memory",) if count else ()
 
     def fingerprint(self) -> Fingerprint:
         settings = self.settings(SpecConfig.off())
-        head = {} if self._draft_model is None else {"draft_digest": self._draft_digest}
         return Fingerprint(
             backend="vllm",
             engine_version=self._engine_version,
@@ -236,9 +240,11 @@ class VllmBackend:
                 "prefix_cache": False,
                 **self._cpu_facts(settings),
                 "generation_config": "vllm",
+                "draft_sampling": "greedy",
+                "target_quantization": quantization_scheme(self.model_path),
+                **self._draft_facts,
                 "extra_server_args": " ".join(settings.extra),
                 "chat_template": self.template_digest or "none",
-                **head,
             },
             is_simulated=self._is_simulated,
             weight_bytes=weight_bytes(self.model_path),
@@ -301,9 +307,12 @@ class VllmBackend:
         return None if self._draft_model is None else model_limit(head_folder(self._draft_model))
 
     @functools.cached_property
-    def _draft_digest(self) -> str:
-        assert self._draft_model is not None
-        return folder_digest(head_folder(self._draft_model))
+    def _draft_facts(self) -> dict[str, str]:
+        """What of the draft must be equal, and what explains its acceptance."""
+        if self._draft_model is None:
+            return {}
+        folder = head_folder(self._draft_model)
+        return {"draft_digest": folder_digest(folder), "draft_quantization": quantization_scheme(folder)}
 
     @property
     def _engine_version(self) -> str:

@@ -44,6 +44,15 @@ def kv_bytes_per_token(folder: Path, bytes_per_value: int = 2) -> int | None:
     return int(2 * config["num_hidden_layers"] * kv_heads * head_dim * bytes_per_value)
 
 
+def quantization_scheme(folder: Path) -> str:
+    """How the weights are quantised, in the words of the config: `fp8`, `compressed-tensors`; `none`."""
+    config = read_config(folder)
+    scheme = config.get("quantization_config") or config.get("compression_config")
+    if not isinstance(scheme, dict):
+        return "none"
+    return str(scheme.get("quant_method") or scheme.get("format") or "of unknown kind")
+
+
 def weight_bytes(folder: Path) -> int | None:
     """Size of the weight files; None where there are none of a known kind."""
     return sum(file.stat().st_size for file in folder.glob("*.safetensors")) or None

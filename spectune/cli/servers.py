@@ -127,7 +127,8 @@ def launch_lines(backend: VllmBackend, points: tuple[Point, ...]) -> list[str]:
 
 def start_line(plan: SweepPlan, work_s: float, *, is_eager: bool) -> str:
     """Number of starts and minutes, before anything is started."""
-    starts = len(plan.configs) * plan.repeats + plan.is_bracketed
+    several = any(len(prompt.turns) > 1 for prompt in plan.workload.prompts)  # answered in a start of its own
+    starts = len(plan.configs) * plan.repeats + plan.is_bracketed + several
     start_s = EAGER_START_S if is_eager else COMPILED_START_S
     return (
         f"{starts} starts of about {start_s:.0f} s, then about {duration(work_s)} of requests for the default "

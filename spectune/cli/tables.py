@@ -28,6 +28,8 @@ def print_verdict(summary: RunSummary) -> None:
             "speedup: time per token of plain decoding (off) / of what to run; AL: acceptance length, tokens "
             "a step; ms/token: of a sequence while the batch is full"
         )
+    if summary.rates:
+        _print_rates(summary)
     places = place_names([item.cell for item in summary.cells])
     for item in summary.cells:
         print_wrapped(f"why at {places[item.cell]}: {item.decision.reason}")
@@ -35,6 +37,31 @@ def print_verdict(summary: RunSummary) -> None:
     print_wrapped(summary.verdict)
     for caution in summary.cautions:
         print_wrapped(f"caution: {caution}")
+
+
+def _print_rates(summary: RunSummary) -> None:
+    """Arms under requests that arrive by the clock."""
+    rows = []
+    for item in summary.rates:
+        for arm in item.arms:
+            load, latency = arm.load, arm.latency
+            first = load.scheduled_ttft_s if load else None
+            tpot = latency.tpot_s if latency else None
+            rows.append(
+                (
+                    item.cell.label.split(", context")[0],
+                    arm.config.label,
+                    ms(first.p50 if first else None),
+                    ms(first.p99 if first else None),
+                    ms(tpot.p50 if tpot else None),
+                    "-" if load is None or load.goodput_per_s is None else f"{load.goodput_per_s:.2f}/s",
+                    "-" if arm.reached_batch is None else f"{arm.reached_batch:.1f}",
+                    arm.status.value,
+                )
+            )
+    header = ("arrivals", "arm", "first token p50", "p99", "ms/token p50", "goodput", "in flight", "status")
+    print_table(header, rows)
+    print_wrapped("first token: from the arrival of the request, waiting in the client included")
 
 
 def print_policy(policy: Mapping[str, Any]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from spectune import stats
 from spectune.errors import NotComparable
@@ -26,6 +27,10 @@ ONE_START = (
     "each run is one start of its engine: what differs from start to start is in no interval; "
     "spectune gate check with --base measures both in turn"
 )
+
+
+QUANTIZATION_LOSS = 0.30
+"""Relative loss of acceptance length from which on a changed number format is named as its cause."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,7 +101,11 @@ def compare_runs(a: RunStore, b: RunStore, *, force: bool = False) -> Comparison
         differences=differences,
         under_test=comparable.under_test(*marks),
         was_forced=bool(differences),
-        notes=(ONE_START, *_agreement_notes([(one[key], other[key]) for key in keys])),
+        notes=(
+            ONE_START,
+            *_agreement_notes([(one[key], other[key]) for key in keys]),
+            *quantization_notes(*marks, rows),
+        ),
     )
 
 
@@ -215,6 +224,26 @@ def _row(
         detectable=detectable,
         basis=basis,
     )
+
+
+def quantization_notes(base: Mapping[str, Any], head: Mapping[str, Any], rows: Sequence[Row]) -> list[str]:
+    """Arms that lost more than 30% of their acceptance length where number formats changed as well: a head
+    that was made for the plain target, or one that does not survive its own quantisation."""
+    settings = [{**mark.get("settings", {}), "dtype": mark.get("dtype")} for mark in (base, head)]
+    changed = [
+        f"{name} {settings[0].get(name)} -> {settings[1].get(name)}"
+        for name in ("dtype", "quantization", "target_quantization", "draft_quantization")
+        if settings[0].get(name) != settings[1].get(name)
+    ]
+    if not changed:
+        return []
+    return [
+        f"{row.config.label} at {row.cell.label}: acceptance length {row.a:.2f} -> {row.b:.2f} while "
+        f"{', '.join(changed)}: quantisation destroys acceptance here"
+        for row in rows
+        if row.metric == "acceptance length" and row.scope == ALL
+        if row.a is not None and row.b is not None and row.b < (1 - QUANTIZATION_LOSS) * row.a
+    ]
 
 
 def _agreement_notes(pairs: Sequence[tuple[StoredArm, StoredArm]]) -> list[str]:

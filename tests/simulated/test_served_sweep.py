@@ -108,6 +108,21 @@ def test_candidate_that_dies_under_load_fails_alone(
     assert "died under load" in done.stdout + done.stderr
 
 
+def test_candidate_that_runs_out_of_memory_under_load_is_oom(
+    arguments: Callable[..., list[str]], tmp_path: Path
+) -> None:
+    """It starts, and dies of memory in its load: its points are out of memory, plain decoding is measured
+    on both sides of it, and the words of the server are kept."""
+    truth = {"by_method": {"ngram": {"faults": [{"kind": "die", "first": 5}]}}}
+    done = spectune(*arguments(truth=truth, words="--misbehave no_memory_later"))
+
+    outcomes = list(RunStore.open(tmp_path / "run").outcomes().values())
+    assert {(o.point.config.method, o.status.value) for o in outcomes} == {("off", "ok"), ("ngram", "oom")}
+    assert sum(o.point.config.is_off for o in outcomes) == 2
+    assert "CUDA out of memory" in done.stdout + done.stderr
+    assert left_over(tmp_path / "run") == []
+
+
 def test_server_that_queues_is_capped(arguments: Callable[..., list[str]], tmp_path: Path) -> None:
     """A server that runs one request at a time while two are in flight is measured at another load."""
     spectune(*arguments(truth={"max_num_seqs": 1}))

@@ -4,7 +4,8 @@
 
 `truth` is declared behaviour of the mock server; `by_method` in it overrides by speculative method
 ("off", "eagle3", ...). Misbehaviours: `bad_flag`, `no_model`, `no_memory` (as vLLM says it, then exit),
-`no_memory_once` (a file remembers), `never_ready`, `workers` (two workers that outlive the server and do
+`no_memory_once` (a file remembers), `no_memory_later` (says it and goes on: declare the death as a fault),
+`never_ready`, `workers` (two workers that outlive the server and do
 not listen to SIGTERM), `wrong_name` (serves another model).
 """
 
@@ -72,6 +73,10 @@ def misbehave(arguments: argparse.Namespace) -> None:
     if kind == "no_memory_once":
         arguments.memory.touch()
         kind = "no_memory"
+    if kind == "no_memory_later":
+        if arguments.speculative_config is not None:  # the draft takes the rest
+            print(SAID["no_memory"], flush=True)
+        return
     if kind in SAID:
         print(SAID[kind], flush=True)
         sys.exit(1)

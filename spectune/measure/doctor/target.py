@@ -47,6 +47,6 @@ def check_template(target: ModelFacts) -> Iterator[Finding]:
         f"the tokenizer of {target.path} has no chat template",
         signature="chat endpoints answer 400; here prompts are asked as plain text, and acceptance is that of "
         "plain text",
-        fix="put the template beside tokenizer.json as chat_template.jinja, or, for a base model, use the "
+        fix="give it with --chat-template FILE, or put it beside tokenizer.json as chat_template.jinja, or, for a base model, use the "
         "completions endpoint and read acceptance as that of plain text",
     )

@@ -9,7 +9,7 @@ import pytest
 from spectune.backend.mock_server import MockSettings, mock_thread
 from spectune.backend.open_load import mean_in_flight, num_lead, open_queue, open_seconds, overload_note
 from spectune.backend.server_session import Address, ServerSession
-from spectune.records import BlockResult, Cell, Point, Request, Sampling, SpecConfig
+from spectune.records import BlockResult, Cell, Point, Request, Sampling, ServedRequest, SpecConfig
 from tests.support.served import served
 
 SAMPLING = Sampling(max_tokens=4, ignore_eos=True)
@@ -85,22 +85,31 @@ def test_requests_in_flight_follow_littles_law() -> None:
     assert open_seconds(done) == pytest.approx(3.0)
 
 
-def test_growing_wait_is_told() -> None:
-    """First tokens after 100 ms at first and after 400 ms at the end: the server does not keep up."""
+def one_by_one(service_s: float, count: int = 12) -> list[ServedRequest]:
+    """Requests that arrive every second at a server that answers one after the other."""
+    ends = [0.0]
+    for i in range(count):
+        ends.append(max(ends[-1], float(i)) + service_s)
+    return [
+        served(f"r{i}", sent_s=float(i), chunks=(end - 0.1, end), scheduled_s=float(i))
+        for i, end in enumerate(ends[1:])
+    ]
 
-    def run(last: float) -> list[object]:
-        waits = [0.1] * 4 + [0.15] * 4 + [last] * 4
-        return [
-            served(f"r{i}", sent_s=i, chunks=(i + wait, i + wait + 0.1), scheduled_s=i)
-            for i, wait in enumerate(waits)
-        ]
 
-    note = overload_note(run(0.4), 8.0)
+def test_requests_that_pile_up_are_told() -> None:
+    """At 3 s a request three have ended when the twelfth arrives after 11 s: nine are in the system, one was
+    at first. At 0.9 s there is never more than one."""
+    slow, quick = one_by_one(3.0), one_by_one(0.9)
+
+    note = overload_note(slow, slow, 1.0)
 
     assert note is not None
-    assert "does not keep up with 8 requests/s" in note
-    assert "from 100 to 400 ms" in note
-    assert overload_note(run(0.2), 8.0) is None
+    assert note.startswith(
+        "the server does not keep up with 1 requests/s: 1 requests were in it when the first"
+    )
+    assert "and 9 when the last did" in note
+    assert overload_note(quick, quick, 1.0) is None
+    assert overload_note(slow[:11], slow[:11], 1.0) is None  # too few to tell
 
 
 def run_open(settings: MockSettings, rate: float, count: int = 12) -> BlockResult:

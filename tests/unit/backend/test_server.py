@@ -74,6 +74,19 @@ def test_serve_stops_the_server_after_an_error_in_the_block(tmp_path: Path) -> N
     assert session_members(sessions[0]) == []
 
 
+def test_serve_ends_nobody_elses_server(tmp_path: Path) -> None:
+    """Another server of the same program, started by somebody else, lives on when ours is ended."""
+    other = command()
+    with subprocess.Popen(other.argv, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as stranger:
+        try:
+            with running(tmp_path) as server:
+                own = server.pid
+            assert session_members(own) == []
+            assert stranger.poll() is None
+        finally:
+            stranger.terminate()
+
+
 @pytest.mark.parametrize(
     ("kind", "error", "text"),
     [

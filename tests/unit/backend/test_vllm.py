@@ -151,6 +151,19 @@ def test_fingerprint_names_no_folder_of_this_machine(model: Path) -> None:
     assert str(model.parent) not in json.dumps(mark.settings)
 
 
+def test_fingerprint_tells_how_numbers_are_stored_and_drafts_are_drawn(model: Path) -> None:
+    """Dtype, quantisation of the target and way of drafting stand beside every acceptance length."""
+    config = json.loads((model / "config.json").read_text(encoding="utf-8"))
+    plain = backend(model).fingerprint()
+    config["quantization_config"] = {"quant_method": "fp8"}
+    (model / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    rounded = backend(model).fingerprint()
+
+    assert (plain.dtype, plain.settings["target_quantization"]) == ("bfloat16", "none")
+    assert rounded.settings["target_quantization"] == "fp8"
+    assert plain.settings["draft_sampling"] == "greedy"
+
+
 def test_extra_arguments_that_undo_the_measurement_are_refused_at_once(model: Path) -> None:
     """Nothing is started for settings that cannot be."""
     with pytest.raises(UsageError, match="max-num-seqs is set by the measurement"):

@@ -293,14 +293,14 @@ def test_report_of_a_run_that_may_only_be_read_is_written_here(
     """A run on a read-only disk, without its summary, still gets its page, in the working folder."""
     shutil.copytree(finished, "kept/copy")
     Path("kept/copy/summary.json").unlink()
-    real = html.write_report
+    real = html.write_page
 
-    def write(summary: Any, path: Path) -> None:
+    def write(text: str, path: Path) -> None:
         if Path("kept/copy").resolve() in path.resolve().parents:
             raise OSError(errno.EROFS, "Read-only file system")
-        real(summary, path)
+        real(text, path)
 
-    monkeypatch.setattr(html, "write_report", write)
+    monkeypatch.setattr(html, "write_page", write)
 
     answer = spectune("report", "kept/copy")
 
