@@ -22,6 +22,7 @@ from spectune.engine.rope import Rope
 from spectune.engine.sampling import RowSampling, gumbel
 from spectune.engine.target import Target
 from spectune.engine.tree import DraftPool, DraftTree, rerank
+from spectune.engine.uploads import on_device
 from spectune.errors import InfeasibleConfig
 from spectune.records import SpecConfig, chain_or_tree_pool
 
@@ -95,7 +96,7 @@ class Eagle3Drafter:
 
     def start(self, slot: int, tokens: Tensor, features: Tensor) -> None:
         self._lengths[slot] = 0
-        count = torch.tensor([features.shape[0]], device=self._device)
+        count = torch.tensor([features.shape[0]])
         self.commit([slot], tokens[1:].unsqueeze(0), features.unsqueeze(0), count)
 
     def stop(self, slot: int) -> None:
@@ -117,19 +118,20 @@ class Eagle3Drafter:
                 self._states,
                 self._roots,
             )
-        else:
-            self._commit_plain(view, lengths, tokens, features, counts)
-        for slot, length, count in zip(slots, lengths, counts.tolist(), strict=True):
+        host_counts = counts.tolist()
+        if self._twin is None:
+            self._commit_plain(view, lengths, tokens, features, host_counts)
+        for slot, length, count in zip(slots, lengths, host_counts, strict=True):
             self._lengths[slot] = length + count
 
     def _commit_plain(
-        self, view: SlotView, lengths: list[int], tokens: Tensor, features: Tensor, counts: Tensor
+        self, view: SlotView, lengths: list[int], tokens: Tensor, features: Tensor, counts: list[int]
     ) -> None:
         width = tokens.shape[1]
-        starts = torch.tensor(lengths, device=self._device).unsqueeze(1)
+        starts = on_device(lengths, self._device).unsqueeze(1)
         positions = starts + torch.arange(width, device=self._device)
         output = self._layer(self._fc(features), tokens, positions, view, lengths, width, None)
-        last = (counts - 1).view(-1, 1)
+        last = on_device(counts, self._device).unsqueeze(1) - 1
         self._states[view.index] = output.gather(1, last.unsqueeze(2).expand(-1, -1, output.shape[2]))[:, 0]
         self._roots[view.index] = tokens.gather(1, last)[:, 0]
 
@@ -192,7 +194,7 @@ class Eagle3Drafter:
             raise InfeasibleConfig("draft_sampling=probabilistic is for chains (topk 1)")
         view = SlotView(slots, self._device)
         vocab = self._embed.shape[0]
-        lengths = torch.tensor([self._lengths[slot] for slot in slots], device=self._device)
+        lengths = on_device([self._lengths[slot] for slot in slots], self._device)
         temperature = torch.where(rows.temperature > 0, rows.temperature, 1.0).view(-1, 1)
         state = self._states[view.index].unsqueeze(1)
         beam = _Beam(self, view, 1)
@@ -242,7 +244,7 @@ class Eagle3Drafter:
                 hidden, tokens, positions, cache, view.index, lengths, num_new, ancestors, self._rope.tables()
             )
         assert isinstance(cache, KVCache)
-        device_lengths = torch.tensor(lengths, device=self._device)
+        device_lengths = on_device(lengths, self._device)
         offsets = torch.arange(num_new - tokens.shape[1], num_new, device=self._device)
         columns = device_lengths.unsqueeze(1) + offsets
         if ancestors is None:
@@ -288,7 +290,7 @@ class _Beam:
     def __init__(self, drafter: Eagle3Drafter, view: SlotView, topk: int) -> None:
         self._drafter, self._view, self._topk = drafter, view, topk
         self._lengths = [drafter._lengths[slot] for slot in view.slots]
-        self._starts = torch.tensor(self._lengths, device=view.index.device).unsqueeze(1)
+        self._starts = on_device(self._lengths, view.index.device).unsqueeze(1)
         self._recorded: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []
         self._num_recorded = 0
         self._ancestors: Tensor | None = None  # [B, k, C]

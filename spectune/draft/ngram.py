@@ -14,6 +14,7 @@ from torch import Tensor
 
 from spectune.engine.sampling import RowSampling
 from spectune.engine.tree import DraftPool, DraftTree
+from spectune.engine.uploads import on_device
 from spectune.errors import InfeasibleConfig
 from spectune.records import SpecConfig
 
@@ -61,10 +62,10 @@ class NgramDrafter:
         found = [lookup(text, config.num_steps, window_max, window_min) for text in texts]
         length = max(1, max(len(drafts) for drafts in found))
         padded = [drafts + [0] * (length - len(drafts)) for drafts in found]
-        drafts = torch.tensor(padded, dtype=torch.int64, device=self._device)
-        counts = torch.tensor([len(drafts) for drafts in found], device=self._device)
+        drafts = on_device(padded, self._device)
+        counts = on_device([len(drafts) for drafts in found], self._device)
         valid = torch.arange(length, device=self._device) < counts.unsqueeze(1)
-        roots = torch.tensor([text[-1] for text in texts], dtype=torch.int64, device=self._device)
+        roots = on_device([text[-1] for text in texts], self._device)
         if not any(found):
             return DraftTree.root_only(roots)
         return DraftTree.chain(roots, drafts, torch.zeros(drafts.shape, device=self._device), valid)

@@ -36,8 +36,8 @@ class Drafter(Protocol):
     def commit(self, slots: Sequence[int], tokens: Tensor, features: Tensor, counts: Tensor) -> None:
         """Extend texts: tokens [B, M] follow features [B, M, 3H]; row b has counts[b] real ones.
 
-        features[b, j] belongs to the token before tokens[b, j]. Called after every round, off rounds
-        too.
+        features[b, j] belongs to the token before tokens[b, j]. Counts may lie on the host, where the
+        engine knows them, and then nobody waits for a device. Called after every round, off rounds too.
         """
         ...
 

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from spectune.engine.kv_cache import KVCache, SlotView
 from spectune.engine.plain_pass import PlainPass
+from spectune.engine.uploads import on_device
 
 COLUMN_BUCKET = 256  # columns are rounded up to a multiple: max_len / 256 graphs for each B and T
 MAX_STATIC_TOKENS = 32  # longer passes are prefill, which comes in too many shapes
@@ -137,9 +138,7 @@ class _ShapedPass:
         self._ids.copy_(ids)
         self._positions.copy_(positions)
         self._slots.index.copy_(slots.index)
-        # pinned memory is freed by torch after the copy that reads it
-        host = torch.tensor(lengths, dtype=torch.int64, pin_memory=self._lengths.is_cuda)
-        self._lengths.copy_(host, non_blocking=True)
+        self._lengths.copy_(on_device(lengths, self._lengths.device))
         self._ancestors.copy_(self._chain if ancestors is None else ancestors)
 
     def call(self, cache: KVCache) -> tuple[Tensor, Tensor]:

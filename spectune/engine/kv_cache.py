@@ -8,6 +8,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from spectune.engine.uploads import on_device
+
 
 class Cache(Protocol):
     """What the rounds know of a cache; its layout is the business of the passes that read it."""
@@ -85,7 +87,7 @@ class SlotView:
 
     def __init__(self, slots: Sequence[int], device: torch.device) -> None:
         self.slots = list(slots)
-        self.index = torch.tensor(self.slots, dtype=torch.int64, device=device)
+        self.index = on_device(self.slots, device)
         first = self.slots[0]
         is_span = self.slots == list(range(first, first + len(self.slots)))
         self.span = (first, first + len(self.slots)) if is_span else None

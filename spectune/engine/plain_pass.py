@@ -16,6 +16,7 @@ from spectune.engine.checkpoint import TargetConfig
 from spectune.engine.kv_cache import KVCache, SlotView
 from spectune.engine.linear import Linear
 from spectune.engine.rope import Rope
+from spectune.engine.uploads import on_device
 
 
 class _Layer:
@@ -81,7 +82,7 @@ class PlainPass:
             positions,
             cache,
             slots,
-            torch.tensor(lengths, dtype=torch.int64, device=ids.device),
+            on_device(lengths, ids.device),
             ancestors,
             num_columns=max(lengths) + num_tokens,
             sees_all=sees_all,

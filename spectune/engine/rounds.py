@@ -12,6 +12,7 @@ from spectune.engine.kv_cache import SlotView
 from spectune.engine.running import RowView, Running
 from spectune.engine.sampling import RowSampling, choose
 from spectune.engine.step import Batch, Stopwatch, Turn, step
+from spectune.engine.uploads import on_device
 from spectune.engine.verify import ForcedAcceptance
 from spectune.errors import InfeasibleConfig
 from spectune.records import (
@@ -89,7 +90,7 @@ class Rounds:
         target, prompt = engine.target, row.request.prompt_ids
         view = SlotView([row.slot], target.device)
         rows = RowSampling.of([row.request], target.device)
-        ids = torch.tensor(prompt, dtype=torch.int64, device=target.device)
+        ids = on_device(prompt, target.device)
         token = -1
         for begin in range(0, len(prompt), engine.prefill_chunk):
             chunk = ids[begin : begin + engine.prefill_chunk]
@@ -104,13 +105,13 @@ class Rounds:
                     token = self._texts[row.request.request_id][0]
             watch.lap("verify")
             if drafter is not None:
-                following = ids[begin + 1 : end + 1].tolist()
+                following = list(prompt[begin + 1 : end + 1])
                 following += [token] if end == len(prompt) else []
-                tokens = torch.tensor(following, dtype=torch.int64, device=target.device)
+                tokens = on_device(following, target.device)
                 if begin == 0:
                     drafter.start(row.slot, torch.cat([ids[:1], tokens]), features[0])
                 else:
-                    count = torch.tensor([len(following)], device=target.device)
+                    count = torch.tensor([len(following)])
                     drafter.commit([row.slot], tokens[None], features, count)
             watch.lap("draft")
         row.length = len(prompt)
@@ -177,7 +178,7 @@ class Rounds:
             lengths=[row.length for row in rows],
             num_outputs=[len(row.output_ids) for row in rows],
             num_steps=[len(row.steps) for row in rows],
-            roots=torch.tensor([row.output_ids[-1] for row in rows], device=device),
+            roots=on_device([row.output_ids[-1] for row in rows], device),
             rows=self._sampling,
             forced_text=None if self._texts is None else [self._texts[r.request_id] for r in requests],
         )

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from spectune.engine.uploads import on_device
 from spectune.records import Request, Sampling
 
 
@@ -80,7 +81,10 @@ def _gumbel_rows(keys: Tensor, indices: Tensor, tokens: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class RowSampling:
-    """Sampling settings of the rows of a batch, as tensors [B]."""
+    """Sampling settings of the rows of a batch, as tensors [B]; what decides a branch is on the host.
+
+    noisy: [n] numbers of the rows at T > 0, None if all are.
+    """
 
     is_greedy: bool
     temperature: Tensor
@@ -88,21 +92,29 @@ class RowSampling:
     top_p: Tensor
     min_p: Tensor
     keys: Tensor
+    noisy: Tensor | None
+    has_ranks: bool  # top-k or top-p in any row
+    has_min_p: bool
 
     @classmethod
     def of(cls, requests: Sequence[Request], device: torch.device) -> RowSampling:
         rows: list[Sampling] = [request.sampling for request in requests]
 
         def floats(name: str) -> Tensor:
-            return torch.tensor([getattr(row, name) for row in rows], dtype=torch.float32, device=device)
+            return on_device([getattr(row, name) for row in rows], device, torch.float32)
+
+        noisy = [index for index, row in enumerate(rows) if row.temperature > 0]
 
         return cls(
             is_greedy=all(row.is_greedy for row in rows),
             temperature=floats("temperature"),
-            top_k=torch.tensor([row.top_k for row in rows], dtype=torch.int64, device=device),
+            top_k=on_device([row.top_k for row in rows], device),
             top_p=floats("top_p"),
             min_p=floats("min_p"),
-            keys=torch.tensor([request_key(r) for r in requests], dtype=torch.int64, device=device),
+            keys=on_device([request_key(r) for r in requests], device),
+            noisy=None if len(noisy) == len(rows) else on_device(noisy, device),
+            has_ranks=any(row.top_k > 0 or row.top_p < 1 for row in rows),
+            has_min_p=any(row.min_p > 0 for row in rows),
         )
 
 
@@ -114,9 +126,9 @@ def warp(logits: Tensor, rows: RowSampling) -> Tensor:
     logits = logits.float()
     scale = torch.where(rows.temperature > 0, rows.temperature, 1.0).view(-1, 1, 1)
     logits = logits / scale
-    if bool((rows.top_k > 0).any()) or bool((rows.top_p < 1).any()):
+    if rows.has_ranks:
         logits = _filter_sorted(logits, rows)
-    if bool((rows.min_p > 0).any()):
+    if rows.has_min_p:
         floor = logits.max(-1, keepdim=True).values + rows.min_p.clamp_min(1e-30).log().view(-1, 1, 1)
         logits = logits.masked_fill(logits < floor, float("-inf"))
     return logits
@@ -139,34 +151,57 @@ def _filter_sorted(logits: Tensor, rows: RowSampling) -> Tensor:
 Draw = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
 
-def choose(logits: Tensor, rows: RowSampling, indices: Tensor, *, draw: Draw | None = None) -> Tensor:
+@dataclass(frozen=True, slots=True)
+class Span:
+    """What the host knows of a round's output indices [B, T]: how many in a row hold them all, counted
+    from the root's; `is_chain` where they are exactly those, in order."""
+
+    num_indices: int
+    is_chain: bool
+
+
+def choose(
+    logits: Tensor,
+    rows: RowSampling,
+    indices: Tensor,
+    *,
+    draw: Draw | None = None,
+    span: Span | None = None,
+) -> Tensor:
     """The target's own tokens [B, T] at output indices [B, T] for logits [B, T, V].
 
-    `draw` is the compiled twin of adding the noise and taking the best (`Target.draw`).
+    `draw` is the compiled twin of adding the noise and taking the best (`Target.draw`); without a
+    `span` it is read from the indices, for which the host waits.
     """
     if not rows.is_greedy and draw is not None:
         keys = rows.keys.unsqueeze(1).expand_as(indices)
         noisy = (rows.temperature > 0).unsqueeze(1).expand_as(indices)
         return draw(warp(logits, rows), keys, indices, noisy)
-    scores = logits if rows.is_greedy else perturbed(logits, rows, indices)
+    scores = logits if rows.is_greedy else perturbed(logits, rows, indices, span)
     return scores.max(-1).indices  # the first of equals, as argmax, but fast in bf16 on CPUs
 
 
-def perturbed(logits: Tensor, rows: RowSampling, indices: Tensor) -> Tensor:
+def perturbed(logits: Tensor, rows: RowSampling, indices: Tensor, span: Span | None = None) -> Tensor:
     """log p + g [B, T, V]: its argmax is the sample; its top-2 gap says how near a tie it was."""
     warped = warp(logits, rows)
-    noisy = (rows.temperature > 0).nonzero().flatten()
-    warped[noisy] += _noise_by_index(rows.keys[noisy], indices[noisy], logits.shape[-1])
+    if rows.noisy is None:
+        warped += _noise_by_index(rows.keys, indices, logits.shape[-1], span)
+    else:
+        noise = _noise_by_index(rows.keys[rows.noisy], indices[rows.noisy], logits.shape[-1], span)
+        warped[rows.noisy] += noise
     return warped
 
 
-def _noise_by_index(keys: Tensor, indices: Tensor, vocab_size: int) -> Tensor:
+def _noise_by_index(keys: Tensor, indices: Tensor, vocab_size: int, span: Span | None) -> Tensor:
     """Noise [B, T, V] for keys [B] and indices [B, T]; tree nodes of one depth share theirs."""
     first = indices.amin(1, keepdim=True)
     offsets = indices - first
-    span = torch.arange(int(offsets.max()) + 1, device=indices.device)
-    wanted = first + span  # [B, depths]
+    if span is None:
+        count = int(offsets.max()) + 1
+        in_order = torch.arange(count, device=indices.device)
+        span = Span(count, offsets.shape[1] == count and bool((offsets == in_order).all()))
+    wanted = first + torch.arange(span.num_indices, device=indices.device)  # [B, depths]
     noise = gumbel(keys.unsqueeze(1).expand_as(wanted), wanted, vocab_size)
-    if offsets.shape[1] == len(span) and bool((offsets == span).all()):
-        return noise  # chains: one node a depth, in order
+    if span.is_chain:
+        return noise  # one node a depth, in order
     return noise.gather(1, offsets.unsqueeze(2).expand(-1, -1, vocab_size))

@@ -10,9 +10,10 @@ from torch import Tensor
 
 from spectune.engine.drafter import Drafter
 from spectune.engine.kv_cache import Cache, SlotView
-from spectune.engine.sampling import RowSampling, choose
+from spectune.engine.sampling import RowSampling, Span, choose
 from spectune.engine.target import Target
 from spectune.engine.tree import DraftTree
+from spectune.engine.uploads import on_device
 from spectune.engine.verify import ForcedAcceptance, Verdict, force, match, verify_residual
 from spectune.records import SpecConfig
 
@@ -80,16 +81,18 @@ def step(
     tree = draft(batch, drafter, config)
     watch.lap("draft")
     hidden, features = verify(batch, tree, target, cache)
-    scores = score(batch, tree, hidden, target, wants_logits=wants_margins)
+    span = span_of(tree, config)
+    scores = score(batch, tree, hidden, target, span, wants_logits=wants_margins)
     watch.lap("verify")
-    verdict = accept(batch, tree, scores, forced)
-    emitted = commit_target(batch, tree, verdict, cache)
+    verdict = accept(batch, tree, scores, span, forced)
+    emitted, num_verified = tell(tree, verdict)
+    verdict = verdict.cut(max(map(len, emitted)))
+    commit_target(batch, tree, verdict, cache)
     watch.lap("other")
     if drafter is not None:
         commit_draft(batch, verdict, emitted, features, drafter)
     watch.lap("draft")
     seconds = watch.seconds
-    num_verified = (tree.valid.sum(1) - 1).tolist()
     return Turn(
         emitted=emitted,
         num_accepted=[len(tokens) - 1 for tokens in emitted],
@@ -98,7 +101,7 @@ def step(
         draft_s=seconds["draft"],
         verify_s=seconds["verify"],
         other_s=seconds["other"],
-        margins=path_margins(batch, tree, scores, verdict) if wants_margins else None,
+        margins=path_margins(batch, tree, scores, span, verdict) if wants_margins else None,
     )
 
 
@@ -112,7 +115,7 @@ def draft(batch: Batch, drafter: Drafter | None, config: SpecConfig) -> DraftTre
 
 def verify(batch: Batch, tree: DraftTree, target: Target, cache: Cache) -> tuple[Tensor, Tensor]:
     """Score all nodes of all rows in one target pass: hidden [B, N, H], features [B, N, 3H]."""
-    starts = torch.tensor(batch.lengths, device=target.device).unsqueeze(1)
+    starts = on_device(batch.lengths, target.device).unsqueeze(1)
     ancestors = None if tree.is_chain else tree.ancestors()
     return target.forward(tree.tokens, starts + tree.depths, cache, batch.slots, batch.lengths, ancestors)
 
@@ -126,7 +129,16 @@ class Scores:
     logits: Tensor | None = None
 
 
-def score(batch: Batch, tree: DraftTree, hidden: Tensor, target: Target, *, wants_logits: bool) -> Scores:
+def span_of(tree: DraftTree, config: SpecConfig) -> Span:
+    """The output indices of a round's nodes, as far as its configuration tells."""
+    if tree.is_chain:
+        return Span(tree.num_nodes, is_chain=True)
+    return Span(min(config.num_steps + 1, tree.num_nodes), is_chain=False)
+
+
+def score(
+    batch: Batch, tree: DraftTree, hidden: Tensor, target: Target, span: Span, *, wants_logits: bool
+) -> Scores:
     """Turn final hidden states [B, N, H] into the target's choices."""
     vocab_size = target.config.vocab_size
     is_given = batch.forced_text is not None
@@ -136,11 +148,13 @@ def score(batch: Batch, tree: DraftTree, hidden: Tensor, target: Target, *, want
     logits = target.logits(hidden)  # [B, N, V]
     if is_given or samples_drafts:
         return Scores(vocab_size, logits=logits)
-    choices = choose(logits, batch.rows, output_indices(batch, tree), draw=target.draw)
+    choices = choose(logits, batch.rows, output_indices(batch, tree), draw=target.draw, span=span)
     return Scores(vocab_size, choices=choices, logits=logits)
 
 
-def accept(batch: Batch, tree: DraftTree, scores: Scores, forced: ForcedAcceptance | None) -> Verdict:
+def accept(
+    batch: Batch, tree: DraftTree, scores: Scores, span: Span, forced: ForcedAcceptance | None
+) -> Verdict:
     """Decide what each row keeps."""
     if batch.forced_text is not None:
         return match(tree, text_choices(batch.forced_text, output_indices(batch, tree)))
@@ -151,17 +165,16 @@ def accept(batch: Batch, tree: DraftTree, scores: Scores, forced: ForcedAcceptan
     choices = scores.choices
     if choices is None:
         assert scores.logits is not None
-        choices = choose(scores.logits, batch.rows, output_indices(batch, tree))
+        choices = choose(scores.logits, batch.rows, output_indices(batch, tree), span=span)
     if forced is not None:
-        limits = torch.where(tree.valid, tree.depths, 0).amax(1).tolist()
-        counts = [forced.count(s, limit) for s, limit in zip(batch.num_steps, limits, strict=True)]
+        counts = [forced.count(number, tree.num_nodes) for number in batch.num_steps]
         choices = force(tree, choices, counts, scores.vocab_size)
     return match(tree, choices)
 
 
 def output_indices(batch: Batch, tree: DraftTree) -> Tensor:
     """Output index [B, N] that the target's choice at each node would fill."""
-    return torch.tensor(batch.num_outputs, device=tree.depths.device).unsqueeze(1) + tree.depths
+    return on_device(batch.num_outputs, tree.depths.device).unsqueeze(1) + tree.depths
 
 
 def text_choices(texts: Sequence[Sequence[int]], indices: Tensor) -> Tensor:
@@ -170,20 +183,26 @@ def text_choices(texts: Sequence[Sequence[int]], indices: Tensor) -> Tensor:
         [text[index] if index < len(text) else 0 for index in row]
         for text, row in zip(texts, indices.tolist(), strict=True)
     ]
-    return torch.tensor(rows, dtype=torch.int64, device=indices.device)
+    return on_device(rows, indices.device)
 
 
-def commit_target(batch: Batch, tree: DraftTree, verdict: Verdict, cache: Cache) -> list[list[int]]:
-    """Make the accepted path part of the text; returns the emitted tokens of each row."""
-    parts = [verdict.num_accepted.unsqueeze(1), verdict.next_tokens.unsqueeze(1)]
-    parts.append(tree.tokens.gather(1, verdict.path)[:, 1:])
-    told = torch.cat(parts, 1).tolist()  # one copy to the host: the texts live there
+def tell(tree: DraftTree, verdict: Verdict) -> tuple[list[list[int]], list[int]]:
+    """Emitted tokens and number of verified drafts of each row.
+
+    The round's one wait for the device: the texts live on the host.
+    """
+    numbers = torch.stack([verdict.num_accepted, verdict.next_tokens, tree.valid.sum(1) - 1], 1)
+    told = torch.cat([numbers, tree.tokens.gather(1, verdict.path)[:, 1:]], 1).tolist()
+    return [[*kept[:count], final] for count, final, _, *kept in told], [row[2] for row in told]
+
+
+def commit_target(batch: Batch, tree: DraftTree, verdict: Verdict, cache: Cache) -> None:
+    """Make the accepted path part of the text."""
     if not tree.is_chain and verdict.path.shape[1] > 1:
-        starts = torch.tensor(batch.lengths, device=tree.tokens.device).unsqueeze(1)
+        starts = on_device(batch.lengths, tree.tokens.device).unsqueeze(1)
         steps = torch.arange(verdict.path.shape[1], device=tree.tokens.device)
         # rows shorter than the longest path copy their last node into scratch past their own length
         cache.move(batch.slots.index, starts + verdict.path, starts + steps)
-    return [[*kept[:count], final] for count, final, *kept in told]
 
 
 def commit_draft(
@@ -192,12 +211,15 @@ def commit_draft(
     """Replace the draft's own states by pairs with the target's features of root and accepted nodes."""
     width = verdict.path.shape[1]
     padded = [tokens + [tokens[-1]] * (width - len(tokens)) for tokens in emitted]
-    tokens = torch.tensor(padded, dtype=torch.int64, device=features.device)
+    tokens = on_device(padded, features.device)
     index = verdict.path.unsqueeze(2).expand(-1, -1, features.shape[2])
-    drafter.commit(batch.slots.slots, tokens, features.gather(1, index), verdict.num_accepted + 1)
+    counts = torch.tensor([len(tokens) for tokens in emitted])  # known here: it stays on the host
+    drafter.commit(batch.slots.slots, tokens, features.gather(1, index), counts)
 
 
-def path_margins(batch: Batch, tree: DraftTree, scored: Scores, verdict: Verdict) -> list[list[float]]:
+def path_margins(
+    batch: Batch, tree: DraftTree, scored: Scores, span: Span, verdict: Verdict
+) -> list[list[float]]:
     """Top-2 gap of the (perturbed) logits at each emitted token of each row."""
     from spectune.engine.sampling import perturbed
 
@@ -205,7 +227,7 @@ def path_margins(batch: Batch, tree: DraftTree, scored: Scores, verdict: Verdict
     assert logits is not None, "margins are asked for before the round"
     scores = logits.float()
     if not batch.rows.is_greedy:
-        scores = perturbed(logits, batch.rows, output_indices(batch, tree))
+        scores = perturbed(logits, batch.rows, output_indices(batch, tree), span)
     top = scores.topk(2, -1).values
     gaps = (top[..., 0] - top[..., 1]).gather(1, verdict.path)
     counts = verdict.num_accepted.tolist()

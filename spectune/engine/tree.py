@@ -46,9 +46,10 @@ class DraftTree:
             return trees.ancestors(self.parents)
         batch, num_nodes = self.tokens.shape
         mask = torch.eye(num_nodes, dtype=torch.bool, device=self.tokens.device).repeat(batch, 1, 1)
-        for node in range(1, num_nodes):
-            parent = self.parents[:, node].view(batch, 1, 1).expand(-1, 1, num_nodes)
-            mask[:, node] |= mask.gather(1, parent).squeeze(1)
+        above = self.parents  # [B, N]: 1, 2, 4 ... steps up
+        for _ in range((num_nodes - 1).bit_length()):
+            mask = mask | mask.gather(1, above.unsqueeze(2).expand(-1, -1, num_nodes))
+            above = above.gather(1, above)
         return mask
 
     @classmethod

@@ -12,13 +12,14 @@ from (p - q)+ and stop; all accepted: draw from p (Leviathan et al. 2023, Chen e
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from spectune.engine.sampling import RowSampling, gumbel, uniform, warp
 from spectune.engine.tree import DraftTree, uses_kernels
+from spectune.engine.uploads import is_remote, on_device
 
 _REFUSAL_STREAM = 0x5851F42D4C957F2D
 
@@ -26,11 +27,18 @@ _REFUSAL_STREAM = 0x5851F42D4C957F2D
 @dataclass(frozen=True, slots=True)
 class Verdict:
     """num_accepted [B]; path [B, P]: node indices from the root, padded by its last node;
-    next_tokens [B]: the target's own token after the accepted path."""
+    next_tokens [B]: the target's own token after the accepted path.
+
+    P is that of the longest path where the host knows it at once, all nodes of the tree on a device.
+    """
 
     num_accepted: Tensor
     path: Tensor
     next_tokens: Tensor
+
+    def cut(self, longest: int) -> Verdict:
+        """The verdict whose longest path has `longest` nodes, without the padding beyond it."""
+        return replace(self, path=self.path[:, :longest])
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,43 +62,45 @@ def match(tree: DraftTree, choices: Tensor) -> Verdict:
         from spectune.engine.cpu import trees
 
         return Verdict(*trees.match(tree.tokens, tree.parents, tree.valid, choices))
-    agrees = tree.valid & (tree.tokens == choices.gather(1, tree.parents))  # [B, N]
-    kept = torch.zeros_like(agrees)
+    kept = tree.valid & (tree.tokens == choices.gather(1, tree.parents))  # [B, N]
     kept[:, 0] = True
-    for node in range(1, tree.num_nodes):
-        parent_kept = kept.gather(1, tree.parents[:, node : node + 1]).squeeze(1)
-        kept[:, node] = agrees[:, node] & parent_kept
+    above = tree.parents  # [B, N]: 1, 2, 4 ... steps up
+    for _ in range((tree.num_nodes - 1).bit_length()):
+        kept = kept & kept.gather(1, above)
+        above = above.gather(1, above)
     return _verdict(tree, kept, choices)
 
 
 def _verdict(tree: DraftTree, kept: Tensor, choices: Tensor) -> Verdict:
     num_accepted = kept.sum(1) - 1
-    # the one wait for the device that decides a shape: how wide the path is, and so all after it
-    longest = int(num_accepted.max())
+    width = tree.num_nodes if is_remote(kept) else int(num_accepted.max()) + 1
     depth_order = torch.where(kept, tree.depths, tree.num_nodes).sort(dim=1, stable=True).indices
-    steps = torch.arange(longest + 1, device=kept.device).expand(kept.shape[0], -1)
+    steps = torch.arange(width, device=kept.device).expand(kept.shape[0], -1)
     path = depth_order.gather(1, torch.minimum(steps, num_accepted.unsqueeze(1)))  # [B, P]
     last = path[:, -1:]
     return Verdict(num_accepted, path, choices.gather(1, last).squeeze(1))
 
 
 def force(tree: DraftTree, choices: Tensor, counts: Sequence[int], vocab_size: int) -> Tensor:
-    """Choices [B, N] changed so that row b accepts counts[b] drafts, down its first path so deep."""
-    choices = choices.clone()
-    for row, count in enumerate(counts):
-        tokens, parents = tree.tokens[row].tolist(), tree.parents[row].tolist()
-        valid = tree.valid[row].tolist()
-        deep_enough = (tree.depths[row] == count) & tree.valid[row]
-        node = int(deep_enough.nonzero()[0])
-        children = {tokens[i] for i in range(1, tree.num_nodes) if valid[i] and parents[i] == node}
-        token = int(choices[row, node])
-        while token in children:
-            token = (token + 1) % vocab_size
-        choices[row, node] = token
-        while node:
-            choices[row, parents[node]] = tokens[node]
-            node = parents[node]
-    return choices
+    """Choices [B, N] changed so that row b accepts counts[b] drafts, down its first path so deep.
+
+    A row without so deep a path accepts its deepest one. Nothing waits for the device.
+    """
+    num_nodes, device = tree.num_nodes, choices.device
+    places = torch.arange(num_nodes, device=device)
+    depths = torch.where(tree.valid, tree.depths, -1)
+    wanted = torch.minimum(on_device(counts, device), depths.amax(1)).unsqueeze(1)
+    last = torch.where(depths == wanted, places, num_nodes).amin(1, keepdim=True)  # [B, 1]
+    path = tree.ancestors().gather(1, last.unsqueeze(2).expand(-1, -1, num_nodes)).squeeze(1)  # [B, N]
+    # each node of the path is what its parent chooses; the others write to a column of no use
+    column = torch.where(path & (places > 0), tree.parents, num_nodes)
+    choices = torch.cat([choices, choices[:, :1]], 1).scatter(1, column, tree.tokens)[:, :num_nodes]
+    # after the last one a token that none of its children is: fewer children than nodes, so one is free
+    is_child = tree.valid & (tree.parents == last) & (places > 0)
+    tried = (choices.gather(1, last) + places) % vocab_size  # [B, N]
+    is_taken = ((tried.unsqueeze(2) == tree.tokens.unsqueeze(1)) & is_child.unsqueeze(1)).any(2)
+    free = torch.where(is_taken, num_nodes, places).amin(1, keepdim=True)
+    return choices.scatter(1, last, tried.gather(1, free))
 
 
 def verify_residual(tree: DraftTree, logits: Tensor, rows: RowSampling, indices: Tensor) -> Verdict:
