@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import json
 import re
-import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from spectune.backend.command_line import render
 from spectune.errors import InfeasibleConfig, UsageError
 from spectune.records import Method, SpecConfig
 
@@ -185,35 +185,9 @@ def server_arguments(
     return [*render(flags), *settings.extra]
 
 
-def render(flags: Mapping[str, str | bool]) -> list[str]:
-    """Command-line words of settings; False is left out, True has no value."""
-    words = []
-    for name, value in flags.items():
-        if value is False:
-            continue
-        words.append(f"--{name}")
-        if value is not True:
-            words.append(value)
-    return words
-
-
 def program(python: str) -> list[str]:
     """How the server is started: the console script of the CPU build does not find its own version."""
     return [python, "-m", "vllm.entrypoints.openai.api_server"]
-
-
-def launcher(server_cmd: str, arguments: Sequence[str], port: int) -> list[str]:
-    """The user's own launcher: a word `{args}` becomes all arguments, `{port}` inside a word the port."""
-    words = shlex.split(server_cmd)
-    if "{args}" not in words:
-        raise UsageError(
-            f"--server-cmd {server_cmd!r} has no word {{args}}",
-            hint="for example --server-cmd 'my-launcher IMAGE {args}'",
-        )
-    argv: list[str] = []
-    for word in words:
-        argv += arguments if word == "{args}" else [word.replace("{port}", str(port))]
-    return argv
 
 
 def cpu_environment(

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from spectune.backend.command_line import launcher
 from spectune.backend.vllm_command import (
     VllmSettings,
     check_extra,
     check_version,
     cpu_environment,
-    launcher,
     program,
     server_arguments,
     spec_document,
