@@ -35,6 +35,12 @@ def _vllm(**options: Any) -> Backend:
     return VllmBackend(**options)
 
 
+def _sglang(**options: Any) -> Backend:
+    from spectune.backend.sglang import SglangBackend
+
+    return SglangBackend(**options)
+
+
 def _attached(**options: Any) -> Backend:
     from spectune.backend.attached import AttachedBackend
 
@@ -45,6 +51,7 @@ _CREATORS: dict[str, Callable[..., Backend]] = {
     "reference": _reference,
     "simulated": _simulated,
     "vllm": _vllm,
+    "sglang": _sglang,
     "attached": _attached,
 }
 

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from spectune.backend.sglang_acceptance import report_of
 from spectune.errors import EngineFailure, UsageError
 from spectune.metrics.per_request import steps_from_report
 from spectune.records import Cut, FailureKind, Request, ServedRequest, StepRecord, TokenSource
@@ -44,6 +45,7 @@ class Answer:
     stop_reason: Any = None
     usage: dict[str, Any] | None = None
     report: dict[str, Any] | None = None
+    report_doubt: str | None = None
     has_ids: bool = False
 
     def take_text(self, data: str, now_s: float) -> bool:
@@ -68,6 +70,8 @@ class Answer:
         if isinstance(metrics := chunk.get("metrics"), dict):
             report = metrics.get("speculative_decoding")
             self.report = report if isinstance(report, dict) else self.report
+        if isinstance(extension := chunk.get("sglext"), dict):
+            self._take_details(extension.get("spec_tokens_details"))
         self._take_prompt_ids(chunk)
         for choice in chunk.get("choices") or ():
             if not isinstance(choice, dict):
@@ -118,6 +122,15 @@ class Answer:
             num_cached_tokens=_count_of((self.usage or {}).get("prompt_tokens_details"), "cached_tokens"),
         )
 
+    def _take_details(self, details: Any) -> None:
+        """SGLang's counts of this request, in vLLM's shape; counts that contradict each other say so."""
+        if not isinstance(details, dict):
+            return
+        try:
+            self.report = report_of(details)
+        except EngineFailure as error:
+            self.report, self.report_doubt = None, error.message
+
     def _take_prompt_ids(self, holder: dict[str, Any]) -> None:
         if self.prompt_ids is None and isinstance(ids := holder.get("prompt_token_ids"), list):
             self.prompt_ids = tuple(ids)
@@ -136,7 +149,8 @@ class Answer:
             self.finish_s = now_s
         if choice.get("finish_reason") is not None:
             self.finish_reason = str(choice["finish_reason"])
-            self.stop_reason = choice.get("stop_reason")
+            matched = choice.get("matched_stop")  # SGLang: a stop string, or the id of an end token
+            self.stop_reason = matched if isinstance(matched, str) else choice.get("stop_reason")
             self.finish_s = now_s
 
     def _why_empty(self) -> str:
@@ -157,7 +171,7 @@ class Answer:
 
     def _steps(self, num_tokens: int | None) -> tuple[tuple[StepRecord, ...] | None, str | None]:
         if self.report is None or num_tokens is None:
-            return None, None
+            return None, self.report_doubt
         cut = Cut.LENGTH
         if self.finish_reason != "length":
             cut = Cut.EOS if self.stop_reason is None else Cut.STOP

@@ -32,6 +32,7 @@ class Dialect(enum.StrEnum):
 
     OPENAI = "openai"
     VLLM = "vllm"
+    SGLANG = "sglang"
 
 
 def user_message(request: Request) -> Messages:
@@ -79,9 +80,17 @@ def request_body(request: Request, served_model: str, options: ClientOptions) ->
     body["seed"] = request_seed(request)
     if options.is_streaming:
         body |= {"stream": True, "stream_options": {"include_usage": True}}
-    if options.has_token_ids and options.dialect is Dialect.VLLM:
+    if options.has_token_ids and _tells_ids(options):
         body["return_token_ids"] = True
+    if options.dialect is Dialect.SGLANG:
+        body["return_spec_tokens_details"] = True
     return {**body, **options.extra_body}
+
+
+def _tells_ids(options: ClientOptions) -> bool:
+    """Whether the server takes the wish for token ids; SGLang refuses it in a streamed chat."""
+    is_streamed_chat = options.endpoint is Endpoint.CHAT and options.is_streaming
+    return options.dialect is Dialect.VLLM or (options.dialect is Dialect.SGLANG and not is_streamed_chat)
 
 
 def sampling_fields(sampling: Sampling, dialect: Dialect = Dialect.VLLM) -> dict[str, Any]:
@@ -95,9 +104,10 @@ def sampling_fields(sampling: Sampling, dialect: Dialect = Dialect.VLLM) -> dict
     }
     if sampling.stop:
         fields["stop"] = list(sampling.stop)
-    if dialect is Dialect.VLLM:
+    if dialect is not Dialect.OPENAI:
         fields |= {
-            "top_k": sampling.top_k,
+            # all tokens are 0 in vLLM and -1 in SGLang, which refuses 0
+            "top_k": -1 if dialect is Dialect.SGLANG and sampling.top_k == 0 else sampling.top_k,
             "min_p": sampling.min_p,
             "repetition_penalty": 1.0,
             "ignore_eos": sampling.ignore_eos,

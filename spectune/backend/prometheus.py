@@ -11,6 +11,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from spectune.backend.server_words import VLLM_WORDS, ServerWords
 from spectune.errors import EngineFailure
 from spectune.records import SpecCounts
 
@@ -19,8 +20,6 @@ DRAFTS = f"{SPEC}drafts_total"
 DRAFT_TOKENS = f"{SPEC}draft_tokens_total"
 ACCEPTED = f"{SPEC}accepted_tokens_total"
 ACCEPTED_PER_POSITION = f"{SPEC}accepted_tokens_per_pos_total"
-CACHE_QUERIES = "vllm:prefix_cache_queries_total"
-CACHE_HITS = "vllm:prefix_cache_hits_total"
 RUNNING = "vllm:num_requests_running"
 MODEL = "model_name"
 
@@ -97,12 +96,14 @@ def spec_counts(before: Scrape, after: Scrape, *, model: str | None = None) -> S
     )
 
 
-def cache_hit_rate(before: Scrape, after: Scrape, *, model: str | None = None) -> float | None:
+def cache_hit_rate(
+    before: Scrape, after: Scrape, *, model: str | None = None, words: ServerWords = VLLM_WORDS
+) -> float | None:
     """Share of the prompt tokens asked between two readings that the prefix cache held; None if unknown."""
-    if after.total(CACHE_QUERIES, _of(model)) is None:
+    if after.total(words.cache_queries, _of(model)) is None:
         return None
-    queries = _grown(before, after, CACHE_QUERIES, model)
-    return _grown(before, after, CACHE_HITS, model) / queries if queries else None
+    queries = _grown(before, after, words.cache_queries, model)
+    return _grown(before, after, words.cache_hits, model) / queries if queries else None
 
 
 def grown(before: Scrape, after: Scrape, name: str, *, model: str | None = None) -> float | None:

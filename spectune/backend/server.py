@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from spectune.backend import server_api
+from spectune.backend.payload import Dialect
 from spectune.backend.processes import TERM_S, Member, session_members, start_group, stop_group
 from spectune.backend.server_api import probe, served_models
 from spectune.backend.server_failures import TAIL_LINES, Cause, Diagnosis, diagnose
@@ -38,6 +39,7 @@ class ServerCommand:
     port: int
     served_model: str
     environment: Mapping[str, str] = field(default_factory=dict)
+    dialect: Dialect = Dialect.VLLM
 
     @property
     def url(self) -> str:
@@ -192,12 +194,12 @@ def _wait_ready(
             )
             raise diagnosis.error("the server did not start")
         sleep(WATCH_S)
-    check_ready(server.url, server.command.served_model)
+    check_ready(server.url, server.command.served_model, server.command.dialect)
     if not server.is_alive:
         raise server.diagnosis().error("the server did not start")
 
 
-def check_ready(url: str, served_model: str) -> None:
+def check_ready(url: str, served_model: str, dialect: Dialect = Dialect.VLLM) -> None:
     """The server answers to our name and its engine gives a token; EngineFailure otherwise."""
     names = served_models(url)
     if served_model not in names:
@@ -205,7 +207,7 @@ def check_ready(url: str, served_model: str) -> None:
             f"the server at {url} serves {', '.join(names)}, not {served_model}: "
             "it is not the one that was started"
         )
-    token = probe(url, served_model, timeout_s=PROBE_TIMEOUT_S)
+    token = probe(url, served_model, timeout_s=PROBE_TIMEOUT_S, dialect=dialect)
     if not token.is_success:
         raise EngineFailure(f"the server at {url} gives no first token: {token.error}")
 

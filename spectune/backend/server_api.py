@@ -9,8 +9,9 @@ from typing import Any
 
 import httpx
 
-from spectune.backend.client import LOOPBACK, ClientOptions, run_requests, server_root
+from spectune.backend.client import LOOPBACK, ClientOptions, Dialect, run_requests, server_root
 from spectune.backend.prometheus import Scrape, parse_exposition
+from spectune.backend.server_words import VLLM_WORDS
 from spectune.errors import EngineFailure, UsageError
 from spectune.records import Request, Sampling, ServedRequest
 from spectune.workload.arrivals import ClosedLoop
@@ -33,7 +34,13 @@ def is_ready(base_url: str, served_model: str, *, timeout_s: float = TIMEOUT_S) 
     )
 
 
-def probe(base_url: str, served_model: str, *, timeout_s: float = TIMEOUT_S) -> ServedRequest:
+def probe(
+    base_url: str,
+    served_model: str,
+    *,
+    timeout_s: float = TIMEOUT_S,
+    dialect: Dialect = Dialect.VLLM,
+) -> ServedRequest:
     """A completion of one token, asked under the name that the load will use."""
     request = Request(
         request_id="probe",
@@ -43,7 +50,11 @@ def probe(base_url: str, served_model: str, *, timeout_s: float = TIMEOUT_S) -> 
         sampling=Sampling(max_tokens=1, ignore_eos=True),
     )
     options = ClientOptions(
-        connect_timeout_s=timeout_s, silence_timeout_s=timeout_s, timeout_s=timeout_s, has_token_ids=False
+        connect_timeout_s=timeout_s,
+        silence_timeout_s=timeout_s,
+        timeout_s=timeout_s,
+        has_token_ids=False,
+        dialect=dialect,
     )
     return run_requests(base_url, served_model, [request], ClosedLoop(concurrency=1), options)[0]
 
@@ -51,6 +62,14 @@ def probe(base_url: str, served_model: str, *, timeout_s: float = TIMEOUT_S) -> 
 def engine_version(base_url: str) -> dict[str, Any]:
     """The object of /version: vLLM's has `version`, spectune's mock server also `is_simulated`."""
     return _json(base_url, "/version")
+
+
+def server_info(base_url: str) -> dict[str, Any]:
+    """The object of SGLang's /server_info: resolved arguments, state, version.
+
+    Its acceptance lengths count since the start or the last flush, never for a window.
+    """
+    return _json(base_url, "/server_info")
 
 
 def served_models(base_url: str) -> tuple[str, ...]:
@@ -84,13 +103,13 @@ def scrape(base_url: str) -> Scrape:
     return parse_exposition(response.text)
 
 
-def reset_prefix_cache(base_url: str) -> bool:
+def reset_prefix_cache(base_url: str, path: str = VLLM_WORDS.reset_path) -> bool:
     """Empty the prefix cache; False where the server has no such route (vLLM: VLLM_SERVER_DEV_MODE=1)."""
     with _http(TIMEOUT_S, base_url) as http:
         try:
-            status = http.post(f"{server_root(base_url)}/reset_prefix_cache").status_code
+            status = http.post(server_root(base_url) + path).status_code
         except httpx.HTTPError as error:
-            raise EngineFailure(f"{server_root(base_url)}/reset_prefix_cache: {_why(error)}") from error
+            raise EngineFailure(f"{server_root(base_url)}{path}: {_why(error)}") from error
     return status == httpx.codes.OK
 
 

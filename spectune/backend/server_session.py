@@ -22,6 +22,7 @@ from spectune.backend.client import ClientOptions, run_requests
 from spectune.backend.open_load import mean_in_flight, open_queue, open_seconds, overload_note
 from spectune.backend.prometheus import Scrape, cache_hit_rate, grown, spec_counts
 from spectune.backend.server_api import reset_prefix_cache, scrape, served_models
+from spectune.backend.server_words import VLLM_WORDS, ServerWords
 from spectune.errors import EngineFailure
 from spectune.metrics.served import max_in_flight
 from spectune.records import (
@@ -43,10 +44,6 @@ from spectune.workload.arrivals import ClosedLoop, Load
 SILENCE_S = 120.0
 HIT_LIMIT = 0.01
 """Share of prompt tokens from the prefix cache that is worth a word: every prompt is asked once."""
-
-QUEUE_S = "vllm:request_queue_time_seconds_sum"
-LIFE_S = "vllm:e2e_request_latency_seconds_sum"
-PREEMPTIONS = "vllm:num_preemptions_total"
 
 _LOST = frozenset({FailureKind.CONNECTION, FailureKind.RESET, FailureKind.TRUNCATED})
 
@@ -75,6 +72,7 @@ class ServerSession:
         resets_cache: empty the prefix cache before a stream, if the server has one and a route for it.
         ceiling: tells what this client can take at a concurrency; nothing is said of it if None.
         trace_s: arrivals of a recorded trace, for cells that replay it.
+        words: what the engine calls its counters and routes.
     """
 
     def __init__(
@@ -88,7 +86,9 @@ class ServerSession:
         resets_cache: bool = False,
         ceiling: Callable[[int], ClientCeiling | None] | None = None,
         trace_s: Sequence[float] = (),
+        words: ServerWords = VLLM_WORDS,
     ) -> None:
+        self._words = words
         self.address = address
         self._is_plain = is_plain
         self._check_alive = check_alive
@@ -114,7 +114,9 @@ class ServerSession:
         concurrency = point.cell.batch_size
         ceiling = None if self._ceiling is None else self._ceiling(concurrency)
         if self._resets_cache:
-            reset_prefix_cache(self.address.url)  # where it cannot be, the hit rate tells
+            reset_prefix_cache(
+                self.address.url, self._words.reset_path
+            )  # where it cannot be, the hit rate tells
         if point.config.is_production:
             self._ask(_warmers(requests), _closed(point), measured=_warmers(requests))
         before = self._scrape()
@@ -211,11 +213,11 @@ class ServerSession:
         after = self._scrape()
         if before is None or after is None:
             return LoadRecord(concurrency=concurrency, notes=self.address.notes)
-        name = self.address.served_model
+        name, words = self.address.served_model, self._words
         counts = spec_counts(before, after, model=name)
-        hits = cache_hit_rate(before, after, model=name)
-        preemptions = grown(before, after, PREEMPTIONS, model=name)
-        queued, lived = (grown(before, after, series, model=name) for series in (QUEUE_S, LIFE_S))
+        hits = cache_hit_rate(before, after, model=name, words=self._words)
+        preemptions = grown(before, after, words.preemptions, model=name)
+        queued, lived = (grown(before, after, series, model=name) for series in (words.queue_s, words.life_s))
         notes = [
             *self.address.notes,
             *_counter_notes(counts, list(done.values()), is_whole=is_whole),

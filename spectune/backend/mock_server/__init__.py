@@ -3,7 +3,8 @@
 settings    what is declared: times, acceptance, failures, quirks of the stream
 engine      sequences, steps and counters that follow from the settings; knows no protocol
 http        just enough HTTP/1.1
-vllm_face   vLLM's routes over the engine; another engine's face is another module
+vllm_face   vLLM's routes over the engine
+sglang_face SGLang's routes over the same engine
 running     the server in a thread or a process of its own
 """
 

@@ -47,6 +47,7 @@ class Counters:
     cache_queries: int = 0
     cache_hits: int = 0
     num_requests: int = 0
+    num_steps: int = 0
     queue_s: float = 0.0
     life_s: float = 0.0
     created: float = field(default_factory=time.time)
@@ -63,6 +64,7 @@ class MockSequence:
     accepted: list[int] = field(default_factory=list)
     drafted: list[int] = field(default_factory=list)
     num_emitted: int = 0
+    num_steps: int = 0  # after the first token, those without drafts included
 
     @property
     def num_output(self) -> int:
@@ -141,6 +143,8 @@ class Engine:
                 + settings.draft_s * num_drafts
             )
             await _until(due_s)
+            sequence.num_steps += 1
+            counters.num_steps += 1
             yield self._emit(sequence, self._verify(sequence, num_drafts, chance) + 1, salt)
         counters.num_requests += 1
 

@@ -1,4 +1,4 @@
-"""/metrics as vLLM exports it: counters with _total and _created, one series an engine."""
+"""/metrics as vLLM and as SGLang export them; one series an engine in vLLM."""
 
 from __future__ import annotations
 
@@ -47,6 +47,45 @@ def metrics_page(settings: MockSettings, engine: Engine) -> str:
     return "\n".join(lines) + "\n"
 
 
+def sglang_metrics_page(settings: MockSettings, engine: Engine) -> str:
+    """SGLang's counters and gauges; its gauges of speculation say nothing of a window."""
+    counters = engine.counters
+    labels = f'{{engine_type="unified",model_name="{_escaped(settings.model)}"}}'
+    lines = ["# simulated by spectune mock-server"]
+    for name, value in (
+        ("prompt_tokens", counters.prompt_tokens),
+        ("generation_tokens", counters.generation_tokens),
+        ("cached_tokens", counters.cache_hits),
+        ("num_requests", counters.num_requests),
+        ("num_retracted_requests", 0),
+        ("spec_verify_calls", counters.num_steps if settings.speculates else 0),
+    ):
+        lines += [
+            f"# TYPE sglang:{name}_total counter",
+            f"sglang:{name}_total{labels} {float(value)}",
+        ]
+    for name, seconds in (
+        ("queue_time_seconds", counters.queue_s),
+        ("e2e_request_latency_seconds", counters.life_s),
+    ):
+        lines += [f"# TYPE sglang:{name} histogram", f"sglang:{name}_sum{labels} {seconds!r}"]
+        lines += [f"sglang:{name}_count{labels} {float(counters.num_requests)}"]
+    gauges: list[tuple[str, float]] = [
+        ("num_running_reqs", engine.num_running),
+        ("num_queue_reqs", engine.num_waiting),
+    ]
+    if settings.speculates:
+        gauges += [
+            ("spec_num_steps", settings.drafts_for(engine.num_running)),
+            ("spec_num_draft_tokens", settings.width),
+        ]
+        if counters.num_steps:
+            gauges.append(("spec_accept_length", 1 + counters.num_accepted / counters.num_steps))
+    for name, value in gauges:
+        lines += [f"# TYPE sglang:{name} gauge", f"sglang:{name}{labels} {float(value)}"]
+    return "\n".join(lines) + "\n"
+
+
 def _counter(
     settings: MockSettings, name: str, value: int, created: float, *, position: int | None = None
 ) -> list[str]:
@@ -64,6 +103,10 @@ def _shares(value: int, num_engines: int) -> list[int]:
 
 
 def _labels(settings: MockSettings, index: int, position: int | None = None) -> str:
-    model = settings.model.replace("\\", "\\\\").replace('"', '\\"')
+    model = _escaped(settings.model)
     place = "" if position is None else f',position="{position}"'
     return f'{{engine="{index}",model_name="{model}"{place}}}'
+
+
+def _escaped(model: str) -> str:
+    return model.replace("\\", "\\\\").replace('"', '\\"')

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from spectune.backend.mock_server.http import serve
 from spectune.backend.mock_server.settings import MockSettings
+from spectune.backend.mock_server.sglang_face import SglangFace
 from spectune.backend.mock_server.vllm_face import VllmFace
 from spectune.errors import RunError, UsageError
 
@@ -28,12 +29,17 @@ class MockServer:
     model: str
 
 
+def face_of(settings: MockSettings) -> VllmFace:
+    """Whose protocol the settings declare."""
+    return {"vllm": VllmFace, "sglang": SglangFace}[settings.face](settings)
+
+
 async def listen(
     settings: MockSettings, host: str, port: int, *, started: Callable[[MockServer], None]
 ) -> None:
     """Serve until cancelled. `started` is called once requests are answered."""
     try:
-        server = await serve(VllmFace(settings).answer, host, port)
+        server = await serve(face_of(settings).answer, host, port)
     except OSError as error:
         raise UsageError(
             f"--port {port} cannot be used: {error.strerror}", hint="0 takes a free one"

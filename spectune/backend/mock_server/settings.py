@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from spectune.errors import UsageError
@@ -32,6 +32,9 @@ QUIRKS = {
     "sparse_histogram": "the acceptance histogram is a map without empty buckets",
     "models_before_health": "models are listed while the engine still starts",
 }
+
+
+FACES = ("vllm", "sglang")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +69,10 @@ class MockSettings:
     """Declared behaviour. Times are seconds; all zero is the fastest that this server can be.
 
     Args:
-        num_tokens: drafts of every step; 0 is a server without speculation.
+        face: whose protocol is spoken, vllm or sglang.
+        num_tokens: drafts of every step; 0 is a server without speculation. The depth of a tree.
+        topk, num_draft_tokens: shape of a tree as it is told (sglang); a chain of `num_tokens` if 1 and None.
+        server_info: further fields of /server_info (sglang).
         acceptance: probability that draft i+1 is right if the ones before it were; the last value
             holds for deeper positions.
         schedule: (first, last, drafts) by number of running sequences, as vLLM's
@@ -81,7 +87,11 @@ class MockSettings:
     """
 
     model: str = "mock-model"
+    face: str = "vllm"
     num_tokens: int = 0
+    topk: int = 1
+    num_draft_tokens: int | None = None
+    server_info: Mapping[str, Any] = field(default_factory=dict)
     acceptance: tuple[float, ...] = (0.7,)
     schedule: tuple[tuple[int, int, int], ...] = ()
     prefill_s: float = 0.0
@@ -101,6 +111,8 @@ class MockSettings:
     quirks: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
+        if self.face not in FACES:
+            raise UsageError(f"--engine {self.face} is not known", hint=f"one of: {', '.join(FACES)}")
         if self.num_tokens < 0:
             raise UsageError(f"--num-tokens {self.num_tokens} is below 0")
         if not self.acceptance or any(not 0 <= rate <= 1 for rate in self.acceptance):
@@ -118,6 +130,11 @@ class MockSettings:
     @property
     def speculates(self) -> bool:
         return self.num_tokens > 0
+
+    @property
+    def width(self) -> int:
+        """Tokens that a step verifies, the root included."""
+        return self.num_draft_tokens or self.num_tokens + 1
 
     @property
     def is_instant(self) -> bool:

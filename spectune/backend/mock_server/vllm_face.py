@@ -9,7 +9,7 @@ import asyncio
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from spectune.backend.mock_server.engine import Engine, MockSequence, words
@@ -22,8 +22,27 @@ LABEL = "simulated by spectune mock-server"
 HANG_S = 3600.0
 
 
+class Shape:
+    """How an answer ends: what an engine puts into its last events."""
+
+    stop_field = "stop_reason"
+
+    def ends(
+        self, settings: MockSettings, asked: Asked, sequence: MockSequence, num_tokens: int
+    ) -> list[dict[str, Any]]:
+        """Fields of the events after the finish; of a whole body all of them together."""
+        counts = {"usage": usage(sequence, num_tokens)} if asked.includes_usage else {}
+        return [{**counts, **spec_report(settings, sequence)}] if counts else []
+
+    def stop_value(self, sequence: MockSequence) -> Any:
+        """What ended an answer besides its finish reason."""
+        return None
+
+
 class VllmFace:
     """Answers one connection's requests."""
+
+    shape = Shape()
 
     def __init__(self, settings: MockSettings) -> None:
         self._settings = settings
@@ -36,9 +55,8 @@ class VllmFace:
         if route == ("GET", "/health"):
             await answer.send(200 if self._engine.is_up else 503, b"")
         elif route == ("GET", "/version"):
-            await answer.send_json(
-                200, {"version": f"{VERSION}+simulated", "is_simulated": True, "note": LABEL}
-            )
+            told = {"version": f"{VERSION}+simulated", "is_simulated": True, "note": LABEL}
+            await answer.send_json(200, told)
         elif route == ("GET", "/v1/models"):
             await self._models(answer)
         elif route == ("GET", "/metrics"):
@@ -81,7 +99,7 @@ class VllmFace:
         sequence = self._engine.sequence(asked.prompt, asked.max_tokens, ignores_eos=asked.ignores_eos)
         try:
             if asked.is_streaming:
-                await _Stream(self._settings, self._engine, asked, answer, fault).run(sequence)
+                await _Stream(self._settings, self._engine, asked, answer, fault, self.shape).run(sequence)
             else:
                 await self._whole(asked, sequence, answer, fault)
         except ConnectionError:
@@ -124,13 +142,15 @@ class VllmFace:
         choice = asked.choice(words(ids), is_delta=False, quirks=self._settings.quirks)
         choice |= {
             "finish_reason": None if fault == "truncated" else sequence.finish_reason,
-            "stop_reason": None,
+            self.shape.stop_field: self.shape.stop_value(sequence),
         }
         if asked.wants_ids:
             choice["token_ids"] = ids
             choice["prompt_token_ids"] = list(sequence.prompt_ids)
-        body = {**asked.head(is_chunk=False), "choices": [choice], "usage": usage(sequence, len(ids))}
-        await answer.send_json(200, {**body, **spec_report(self._settings, sequence)})
+        body: dict[str, Any] = {**asked.head(is_chunk=False), "choices": [choice]}
+        for end in self.shape.ends(self._settings, replace(asked, includes_usage=True), sequence, len(ids)):
+            body |= end
+        await answer.send_json(200, body)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,6 +166,7 @@ class Asked:
     continuous_usage: bool
     wants_ids: bool
     ignores_eos: bool
+    wants_details: bool = False
 
     @classmethod
     def read(cls, body: Any, settings: MockSettings, *, is_chat: bool) -> Asked:
@@ -161,6 +182,7 @@ class Asked:
             continuous_usage=bool(stream_options.get("continuous_usage_stats")),
             wants_ids=bool(body.get("return_token_ids")) and "no_token_ids" not in settings.quirks,
             ignores_eos=bool(body.get("ignore_eos")),
+            wants_details=bool(body.get("return_spec_tokens_details")),
         )
 
     def head(self, *, is_chunk: bool) -> dict[str, Any]:
@@ -185,8 +207,15 @@ class _Stream:
     """One streamed answer: one event a step."""
 
     def __init__(
-        self, settings: MockSettings, engine: Engine, asked: Asked, answer: HttpAnswer, fault: str | None
+        self,
+        settings: MockSettings,
+        engine: Engine,
+        asked: Asked,
+        answer: HttpAnswer,
+        fault: str | None,
+        shape: Shape,
     ) -> None:
+        self._shape = shape
         self._settings = settings
         self._engine = engine
         self._asked = asked
@@ -214,9 +243,9 @@ class _Stream:
                 if answer.is_closing or self._fault in ("truncated", "error_in_stream", "malformed"):
                     return
             is_first = False
-        if asked.includes_usage and settings.quirks.isdisjoint(("no_usage", "usage_with_finish")):
-            tail = {"choices": [], "usage": usage(sequence, sequence.num_output)}
-            await self._event({**asked.head(is_chunk=True), **tail, **spec_report(settings, sequence)})
+        if settings.quirks.isdisjoint(("no_usage", "usage_with_finish")):
+            for end in self._shape.ends(settings, asked, sequence, sequence.num_output):
+                await self._event({**asked.head(is_chunk=True), "choices": [], **end})
         await self._finish()
 
     async def _step(self, sequence: MockSequence, ids: list[int], *, is_first: bool) -> None:
@@ -224,6 +253,8 @@ class _Stream:
         choice = asked.choice(words(ids), is_delta=True, quirks=quirks)
         is_last = sequence.num_emitted == sequence.num_output
         choice["finish_reason"] = sequence.finish_reason if is_last else None
+        if is_last and (value := self._shape.stop_value(sequence)) is not None:
+            choice[self._shape.stop_field] = value
         if asked.wants_ids:
             choice["token_ids"] = ids
             if is_first and not asked.is_chat:
@@ -288,11 +319,8 @@ def spec_report(settings: MockSettings, sequence: MockSequence) -> dict[str, Any
     """metrics.speculative_decoding of a finished request, or nothing."""
     if not settings.speculates or not settings.has_detailed_metrics:
         return {}
-    num_steps, num_accepted, num_drafted = (
-        len(sequence.accepted),
-        sum(sequence.accepted),
-        sum(sequence.drafted),
-    )
+    num_steps, num_accepted = len(sequence.accepted), sum(sequence.accepted)
+    num_drafted = sum(sequence.drafted)
     histogram: Any = [sequence.accepted.count(j) for j in range(settings.num_tokens + 1)]
     if "sparse_histogram" in settings.quirks:
         histogram = {str(j): count for j, count in enumerate(histogram) if count}

@@ -23,8 +23,8 @@ def test_create_backend_unknown_name_lists_the_known_ones():
     with pytest.raises(UsageError, match="--backend vlm") as caught:
         create_backend("vlm")
 
-    assert caught.value.hint == "one of: reference, simulated, vllm, attached"
-    assert backend_names() == ("reference", "simulated", "vllm", "attached")
+    assert caught.value.hint == "one of: reference, simulated, vllm, sglang, attached"
+    assert backend_names() == ("reference", "simulated", "vllm", "sglang", "attached")
 
 
 def test_create_backend_unknown_option_is_a_usage_error():
