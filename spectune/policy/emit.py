@@ -15,7 +15,7 @@ from spectune.policy.emit_llama_cpp import emit_llama_cpp
 from spectune.policy.emit_parts import EmitOptions
 from spectune.policy.emit_reference import emit_reference
 from spectune.policy.emit_router import emit_router
-from spectune.policy.emit_sglang import emit_sglang
+from spectune.policy.emit_sglang import emit_sglang, emit_sglang_acceptance, emit_sglang_yaml
 from spectune.policy.emit_tensorrt_llm import emit_tensorrt_llm
 from spectune.policy.emit_vllm import emit_vllm
 from spectune.policy.forms import FORMS, as_kubernetes, as_script
@@ -31,9 +31,19 @@ def _sglang(policy: Mapping[str, Any], options: EmitOptions) -> str:
     return emit_sglang(policy, options.max_batch_size)
 
 
+def _sglang_yaml(policy: Mapping[str, Any], options: EmitOptions) -> str:
+    return emit_sglang_yaml(policy, options.max_batch_size)
+
+
+def _sglang_acceptance(policy: Mapping[str, Any], options: EmitOptions) -> str:
+    return emit_sglang_acceptance(policy, options.max_batch_size)
+
+
 EMITTERS: dict[str, Emitter] = {
     "vllm": emit_vllm,
     "sglang": _sglang,
+    "sglang-yaml": _sglang_yaml,
+    "sglang-acceptance": _sglang_acceptance,
     "tensorrt-llm": emit_tensorrt_llm,
     "llama.cpp": emit_llama_cpp,
     "reference": emit_reference,

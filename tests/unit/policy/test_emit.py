@@ -129,32 +129,6 @@ def test_command_of_an_off_policy_is_plain_serving(make, engine):
     assert "--spec" not in text.splitlines()[-1]
 
 
-def test_sglang_chain_policy_is_flags_and_an_adaptive_file(make):
-    """Keys are the smallest batch size of each range, one step count each, 0 for off."""
-    text = emit(policy_of(make, {1: make.chain(5), 4: make.chain(3), 16: make.off}), "sglang")
-    adaptive = next(line for line in text.splitlines() if line.startswith("{"))
-
-    assert json.loads(adaptive) == {
-        "1": {"candidate_steps": [5]},
-        "2": {"candidate_steps": [3]},
-        "5": {"candidate_steps": [0]},
-    }
-    command = text.splitlines()[-1]
-    assert "--speculative-num-steps 5 --speculative-eagle-topk 1 --speculative-num-draft-tokens 6" in command
-    assert "--speculative-algorithm EAGLE3 --speculative-draft-model-path org/head" in command
-    assert "--max-running-requests 16" in command
-    assert command.endswith("--speculative-adaptive --speculative-adaptive-config adaptive.json")
-
-
-def test_sglang_tree_is_static_with_the_reason(make):
-    """A tree that is on at some batch sizes only needs a router, and the text says so."""
-    text = emit(policy_of(make, {1: make.tree(), 4: make.off}), "sglang")
-
-    assert "--speculative-num-steps 5 --speculative-eagle-topk 4 --speculative-num-draft-tokens 16" in text
-    assert "--speculative-adaptive" not in text
-    assert "behind a router" in text
-
-
 def test_emit_says_that_categories_need_a_router(make):
     """What no engine executes is named, not dropped."""
     prose = make.compare(make.cell(), make.arm(make.chain(3), 0.7), scope="prose")
@@ -177,7 +151,7 @@ def test_emit_for_an_unknown_engine_lists_the_known_ones(make):
     with pytest.raises(UsageError, match="--engine foo") as caught:
         emit(policy_of(make, {1: make.chain(3)}), "foo")
 
-    assert caught.value.hint == "one of vllm, sglang, tensorrt-llm, llama.cpp, reference, router"
+    assert caught.value.hint == "one of vllm, sglang, sglang-yaml, sglang-acceptance, tensorrt-llm, llama.cpp, reference, router"
 
 
 # What an engine would ignore ------------------------------------------------------------------------
