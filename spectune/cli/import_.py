@@ -19,16 +19,22 @@ if TYPE_CHECKING:
     from spectune.records import ImportedPoint
 
 VLLM_BENCH = "vllm-bench"
+GPU = "gpu"
 
 
 def import_(
     called: typer.Context,
     file: Annotated[
-        Path, typer.Argument(help="Result JSON of vllm bench serve, or directory of a sweep.", metavar="FILE")
+        Path,
+        typer.Argument(
+            help="Result JSON of vllm bench serve, directory of a sweep, or gpu.json of tests/gpu/run.sh.",
+            metavar="FILE",
+        ),
     ],
     format_: Annotated[
-        str, typer.Option("--format", help="What FILE is; vllm-bench is the only one so far.")
-    ] = VLLM_BENCH,
+        str | None,
+        typer.Option("--format", help="What FILE is: vllm-bench or gpu [default: what it says of itself]."),
+    ] = None,
     output_dir: Annotated[
         Path | None, typer.Option("--output-dir", "-o", help="Run directory [default: runs/import-DATE].")
     ] = None,
@@ -38,9 +44,17 @@ def import_(
 
     Every measurement keeps its counts and gets vLLM's names and units; arms at the same load are
     compared. Runs made one after the other carry no interval for what changed between them.
+    What was measured on a GPU becomes a run directory with its page.
     """
-    points = read(file, format_)
+    from spectune.store.gpu_run import is_gpu_file
+
     path = output_dir or Path(f"runs/import-{datetime.now():%Y-%m-%d-%H%M%S}")
+    if format_ == GPU or (format_ is None and is_gpu_file(file)):
+        from spectune.cli.import_gpu import import_gpu
+
+        import_gpu(file, path, argv=("spectune", *called.obj), as_json=as_json)
+        return
+    points = read(file, format_ or VLLM_BENCH)
     rows = save(path, points, argv=("spectune", *called.obj))
     if as_json:
         print_json(rows)
@@ -57,7 +71,7 @@ def read(file: Path, format_: str) -> list[ImportedPoint]:
     """The measurements of a file in one of the known formats."""
     readers = _readers()
     if format_ not in readers:
-        raise UsageError(f"--format {format_} is not known", hint=f"one of: {', '.join(readers)}")
+        raise UsageError(f"--format {format_} is not known", hint=f"one of: {', '.join(readers)}, {GPU}")
     if not file.exists():
         raise UsageError(f"FILE {file} does not exist")
     return readers[format_](file)

@@ -49,14 +49,18 @@ def report(
 
 def _imported(run: Path) -> tuple[str, dict[str, Any]] | None:
     """Page and summary of an import; None for any other directory."""
+    from spectune.cli.import_gpu import page_and_summary
     from spectune.policy.imported import imported_rows
     from spectune.report.imported import render_import
     from spectune.store import MANIFEST, RunStore
+    from spectune.store.gpu_run import KIND as GPU_KIND
     from spectune.store.imports import KIND, read_imports
 
     if not (run / MANIFEST).is_file():
         return None
     store = RunStore.open(run)
+    if store.manifest.get("kind") == GPU_KIND:
+        return page_and_summary(store)
     if store.manifest.get("kind") != KIND:
         return None
     rows = imported_rows(read_imports(store))

@@ -121,14 +121,16 @@ def chart_style() -> Any:
     return matplotlib.rc_context(_STYLE)
 
 
-def chart_html(figure: Figure, name: str, caption: str, *, is_simulated: bool) -> Html:
-    """The figure as `<figure>` with inline SVG and caption; simulated data is stamped on the drawing."""
+def chart_html(
+    figure: Figure, name: str, caption: str, *, is_simulated: bool, mark: str = "SIMULATED"
+) -> Html:
+    """The figure as `<figure>` with inline SVG and caption; simulated data is stamped with `mark`."""
     with chart_style():
         if is_simulated:
             figure.text(
                 0.5,
                 0.5,
-                "SIMULATED",
+                mark,
                 ha="center",
                 va="center",
                 fontsize=54,
@@ -138,7 +140,7 @@ def chart_html(figure: Figure, name: str, caption: str, *, is_simulated: bool) -
                 fontweight="bold",
             )
         svg = inline_svg(figure, name, caption)
-    tag = '<span class="sim-tag">SIMULATED</span> ' if is_simulated else ""
+    tag = f'<span class="sim-tag">{escape(mark)}</span> ' if is_simulated else ""
     return Html(
         f'<figure class="chart" id="chart-{name}"><div class="card">{svg}</div>'
         f"<figcaption>{tag}{escape(caption)}</figcaption></figure>"

@@ -78,9 +78,7 @@ class Loaded:
 class Models:
     """Loads what is asked for and keeps it; all of it goes when the device has no room for the next."""
 
-    def __init__(
-        self, device: torch.device, *, real_target: Path | None, say: Callable[[str], None]
-    ) -> None:
+    def __init__(self, device: torch.device, *, real_target: Path | None, say: Callable[[str], None]) -> None:
         self.device, self.real_folder, self._say = device, real_target, say
         self._loaded: dict[tuple[str, str, str], Loaded] = {}
 
@@ -113,7 +111,10 @@ class Models:
         self._say(f"loading {name} in {dtype}, {'real' if is_real else 'random'} weights")
         if is_real:
             target = Target.load(
-                str(self.real_folder), device=str(self.device), dtype=str(dtype).removeprefix("torch."), kernels=kernels
+                str(self.real_folder),
+                device=str(self.device),
+                dtype=str(dtype).removeprefix("torch."),
+                kernels=kernels,
             )
             head = load_head(HEAD_FOLDER, target.config)
         else:

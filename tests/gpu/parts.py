@@ -93,9 +93,7 @@ def arms_of(configs: Sequence[SpecConfig]) -> list[Arm]:
     return [(config, None if config.is_off else FORCED) for config in configs]
 
 
-def _cell(
-    work: Work, part: str, name: str, batch: int, context: int, arms: Sequence[Arm], num: int
-) -> None:
+def _cell(work: Work, part: str, name: str, batch: int, context: int, arms: Sequence[Arm], num: int) -> None:
     """All arms of one shape in turn, forth and back; rows are kept when all have run."""
     work.check()
     blank = _blank(work, part, name, batch, context)
@@ -113,7 +111,7 @@ def _cell(
             return
         shape = Shape(model, batch, context, [config for config, _ in arms])
         timed = [Timed() for _ in arms]
-        for place, (config, forced) in enumerate(arms):
+        for config, forced in arms:
             shape.run(config, forced, work.plan.warmup, Timed())
         for place in arrange(2, len(arms)):
             shape.run(*arms[place], max(1, num // 2), timed[place])
@@ -230,7 +228,14 @@ def forced_of(length: float | None) -> ForcedAcceptance | None:
 def kv_bytes(model: Loaded, num_tokens: int) -> int:
     """Bytes of the keys and values of so many tokens, which a pass reads."""
     config = model.target.config
-    return 2 * config.num_layers * config.num_kv_heads * config.head_dim * model.target.dtype.itemsize * num_tokens
+    return (
+        2
+        * config.num_layers
+        * config.num_kv_heads
+        * config.head_dim
+        * model.target.dtype.itemsize
+        * num_tokens
+    )
 
 
 def _prompts(work: Work, batch: int) -> None:

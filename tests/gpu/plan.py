@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -70,7 +71,7 @@ def ends_first(values: tuple[int, ...]) -> list[int]:
     chosen = [0, len(values) - 1]
     while len(chosen) < len(values):
         edges = sorted(chosen)
-        low, high = max(zip(edges, edges[1:], strict=False), key=lambda pair: pair[1] - pair[0])
+        low, high = max(itertools.pairwise(edges), key=lambda pair: pair[1] - pair[0])
         chosen.append((low + high) // 2)
     return [values[index] for index in chosen]
 
