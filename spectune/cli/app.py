@@ -23,11 +23,13 @@ from spectune.cli import (
     import_,
     mock_server,
     policy,
+    profile,
     report,
     sweep,
     theory,
     trace,
     train,
+    tune,
     verify,
     workload,
 )
@@ -51,6 +53,10 @@ app.command(
     epilog="Example: spectune trace --num-prompts 8 --max-tokens 64 --output-dir runs/trace",
     no_args_is_help=False,
 )(trace.trace)
+app.command(
+    epilog="Example: spectune profile --batch-size 1,4 --output-dir runs/profile", no_args_is_help=False
+)(profile.profile)
+app.command(epilog="Example: spectune tune --quick", no_args_is_help=False)(tune.tune)
 app.command(epilog="Example: spectune report runs/2026-11-30-101500")(report.report)
 app.command(
     epilog="Example: spectune doctor path/to/head --model path/to/model --engine vllm", no_args_is_help=False

@@ -57,6 +57,8 @@ class Forecast:
     speedup: Interval | None  # None for plain decoding
     break_even_acceptance_length: float | None
     limit: str | None  # what makes it slower than plain decoding; None if nothing does
+    request_tpot_s: tuple[float, ...] = ()  # of each traced request, by its own acceptance
+    mean_output_tokens: float | None = None
 
     @property
     def conditional_acceptance(self) -> tuple[float | None, ...]:
@@ -208,9 +210,12 @@ class _Replayed:
         off = plain.get(category)
         is_told = off is not None and not config.is_off
         parts = (times.draft_s, times.verify_s, times.other_s)
-        plain_s = off.tpot_s.value * off.tokens_per_step if off is not None else None
+        plain_s = off.times.total_s if off is not None else None
+        made = steps > 0
         return Forecast(
             config=config,
+            request_tpot_s=tuple((times.total_s * steps[made] / emitted[made]).tolist()),
+            mean_output_tokens=float(self._trace.num_outputs[own].mean()),
             cell=cell,
             category=category,
             times=times,

@@ -8,7 +8,7 @@ extrapolated: a shape outside of what was timed is refused.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -151,7 +151,7 @@ class Costs:
             widths: probability of each number of verified tokens per sequence, where it varies.
         """
         shares = widths or {config.num_draft_tokens: 1.0}
-        verify, other = self._line("verify", "target", batch_size), self._other(config, batch_size)
+        verify, other = self._verify(config, batch_size), self._other(config, batch_size)
         draft = self._line("draft", draft_family(config), batch_size)
         draft_s = _base(draft, config.num_steps) + draft.commit_s * commit_tokens
         return RoundTimes(
@@ -160,6 +160,11 @@ class Costs:
             other_s=_base(other, config.num_draft_tokens, is_loose=True),
             num_rounds=0,
         )
+
+    def _verify(self, config: SpecConfig, batch_size: int) -> Line:
+        """The method's own line where a step is known as a whole only."""
+        own = self._lines.get(("verify", config.method, batch_size))
+        return own or self._line("verify", "target", batch_size)
 
     def _other(self, config: SpecConfig, batch_size: int) -> Line:
         return self._line("other", other_family(config), batch_size)
@@ -343,6 +348,3 @@ def _by_shape(samples: Iterable[Sample]) -> dict[tuple[int, SpecConfig], list[Sa
 def _mean(values: Iterable[float]) -> float:
     listed = list(values)
     return math.fsum(listed) / len(listed)
-
-
-Costing = Callable[[SpecConfig, int, float, float], RoundTimes]

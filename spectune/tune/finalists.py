@@ -1,0 +1,295 @@
+"""The finalists of a cell, measured in turn with plain decoding until nobody else can be the best.
+
+Stages of interleaved blocks on ever new prompts. After a stage a challenger leaves when the upper end of
+its speed over the incumbent's lies below 1 + ε, and the slower half leaves at the latest. Plain decoding
+is a challenger like the others and is measured to the end.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from spectune import stats
+from spectune.measure.cell import CellRun, CellWork
+from spectune.measure.door import Door
+from spectune.measure.progress import SweepProgress
+from spectune.measure.requests import RequestBuilder
+from spectune.policy.arms import ArmData, pool_rounds
+from spectune.policy.decide import corrected_level
+from spectune.policy.speedup import paired_log_ratios, paired_speedup
+from spectune.records import Cell, Clock, Interval, Point, SpecConfig, Status
+from spectune.store import RunStore
+from spectune.tune.plan import SweepPlan
+from spectune.tune.race import Challenger, Guess, RaceResult, RaceRules, Stage
+
+OFF = SpecConfig.off()
+
+
+@dataclass(slots=True, kw_only=True)
+class Race:
+    """The finalists of one cell while they run. `on_points` is told the points before they start."""
+
+    plan: SweepPlan
+    cell: Cell
+    guesses: Mapping[SpecConfig, Guess]
+    run: CellRun
+    requests: RequestBuilder
+    store: RunStore
+    rules: RaceRules
+    on_points: Callable[[Sequence[Point]], None]
+    retry: frozenset[str] = frozenset()
+    _arms: dict[SpecConfig, ArmData] = field(default_factory=dict)
+    _gone: dict[SpecConfig, Challenger] = field(default_factory=dict)
+    _failed: dict[SpecConfig, str] = field(default_factory=dict)
+
+    def decide(self, finalists: Sequence[SpecConfig], *, clock: Clock, deadline_s: float) -> RaceResult:
+        """Race to the end; a stage that has begun is finished."""
+        start_s = clock()
+        racing = [config for config in dict.fromkeys(finalists) if not config.is_off]
+        stages: list[Stage] = []
+        end = "stages"
+        longest_s = 0.0
+        for number in range(self.rules.max_stages):
+            began_s = clock()
+            if stages and began_s + longest_s > deadline_s:
+                end = "budget"
+                break
+            self._measure([OFF, *racing], number)
+            longest_s = max(longest_s, clock() - began_s)
+            racing = [config for config in racing if config not in self._failed]
+            stage = self._judge(racing, number)
+            stages.append(stage)
+            racing = [c.config for c in stage.challengers if c.status in ("racing", "incumbent")]
+            racing = [config for config in racing if not config.is_off]
+            if not any(c.status == "racing" for c in stage.challengers):
+                end = "settled"
+                break
+        return self._result(stages, end, clock() - start_s)
+
+    def _measure(self, configs: Sequence[SpecConfig], number: int) -> None:
+        count = self.plan.num_blocks(self.cell)
+        points = tuple(self.plan.point(config, self.cell, number) for config in configs)
+        self.on_points(points)
+        outcomes = self.store.outcomes()
+        blocks = self.requests.blocks(
+            self.plan.workload.prompts, self.cell, self.plan.sampling, count=count, repeat=number
+        )
+        missing = tuple(
+            point
+            for point in points
+            if point.point_id not in outcomes
+            or point.point_id in self.retry
+            or (
+                outcomes[point.point_id].status is Status.OK
+                and len(self.store.blocks(point.point_id)) < count
+            )
+        )
+        if missing:
+            self.run.work = replace(
+                self.run.work, points=missing, off={number: points[0]}, blocks={number: blocks}
+            )
+            self.run.run()
+            outcomes = self.store.outcomes()
+        for point in points:
+            outcome = outcomes[point.point_id]
+            if outcome.status is Status.OK:
+                self._add(point)
+            else:
+                self._failed.setdefault(point.config, f"{outcome.status}: {outcome.reason or 'no reason'}")
+
+    def _add(self, point: Point) -> None:
+        known = self._arms.get(point.config) or ArmData(config=point.config, cell=self.cell)
+        blocks = {(point.repeat, i): block for i, block in self.store.blocks(point.point_id).items()}
+        self._arms[point.config] = replace(known, blocks={**known.blocks, **blocks})
+
+    def _judge(self, racing: Sequence[SpecConfig], number: int) -> Stage:
+        """Where everybody stands after a stage."""
+        off = self._arms.get(OFF)
+        known = [config for config in (OFF, *racing) if config in self._arms]
+        estimates = {config: self._estimate(config, off) for config in known}
+        num_blocks = 0 if off is None else len(off.blocks)
+        if not known:
+            return Stage(number=number, num_blocks=0, challengers=())
+        incumbent = max(known, key=lambda config: (estimates[config], [-n for n in config.size]))
+        level = 1 - (1 - self.rules.level) / max(1, len(known) - 1)
+        told: list[Challenger] = []
+        for config in known:
+            against = None
+            if config != incumbent:
+                against = paired_speedup(self._arms[incumbent], self._arms[config], level=level)
+            status, reason = self._status(config, incumbent, against)
+            told.append(self._challenger(config, off, against, estimates[config], status, reason))
+        told = self._halve(told, number)
+        for one in told:
+            if one.status in ("settled", "halved") and not one.config.is_off:
+                self._gone[one.config] = one
+        earlier = [one for one in self._gone.values() if one.config not in estimates]
+        lost = [
+            self._challenger(config, off, None, 0.0, "failed", reason)
+            for config, reason in self._failed.items()
+        ]
+        return Stage(number=number, num_blocks=num_blocks, challengers=(*told, *earlier, *lost))
+
+    def _status(
+        self, config: SpecConfig, incumbent: SpecConfig, against: Interval | None
+    ) -> tuple[str, str | None]:
+        if config == incumbent:
+            return "incumbent", None
+        if against is None or against.high is None:
+            return "racing", "too few blocks for an interval"
+        if against.high < 1 + self.rules.epsilon:
+            return "settled", f"at most {against.high:.3f} of the speed of {incumbent.label}"
+        return "racing", None
+
+    def _halve(self, told: Sequence[Challenger], number: int) -> list[Challenger]:
+        """The slower half of what still races leaves, as long as more than one does."""
+        racing = sorted(
+            (one for one in told if one.status == "racing" and not one.config.is_off),
+            key=lambda one: -one.estimate,
+        )
+        keep = max(1, math.ceil(len(racing) / 2)) if number or len(racing) > 3 else len(racing)
+        leaving = {one.config for one in racing[keep:]}
+        return [
+            replace(one, status="halved", reason="slower half of a stage") if one.config in leaving else one
+            for one in told
+        ]
+
+    def _estimate(self, config: SpecConfig, off: ArmData | None) -> float:
+        """Speed over plain decoding: measurement and expectation, weighted by their precision."""
+        if config.is_off:
+            return 1.0
+        guess = self.guesses.get(config)
+        pairs = [] if off is None else [ratio for _, ratio in paired_log_ratios(off, self._arms[config])]
+        if not pairs:
+            return 0.0 if guess is None else guess.speedup
+        mean = math.fsum(pairs) / len(pairs)
+        if guess is None or len(pairs) < 2:
+            return math.exp(mean)
+        variance = max(stats.standard_deviation(pairs) ** 2 / len(pairs), 1e-8)
+        weights = (1 / variance, 1 / max(guess.error, 1e-3) ** 2)
+        return math.exp((weights[0] * mean + weights[1] * math.log(guess.speedup)) / sum(weights))
+
+    def _challenger(
+        self,
+        config: SpecConfig,
+        off: ArmData | None,
+        against: Interval | None,
+        estimate: float,
+        status: str,
+        reason: str | None,
+    ) -> Challenger:
+        guess = self.guesses.get(config)
+        arm = self._arms.get(config)
+        measured = None if config.is_off or off is None or arm is None else paired_speedup(off, arm)
+        return Challenger(
+            config=config,
+            expected=None if guess is None else guess.speedup,
+            speedup=measured,
+            against=against,
+            estimate=estimate,
+            status=status,
+            reason=reason,
+        )
+
+    def _result(self, stages: Sequence[Stage], end: str, seconds: float) -> RaceResult:
+        failed = tuple((config.label, reason) for config, reason in self._failed.items())
+        last = stages[-1].challengers if stages else ()
+        fastest = next((one for one in last if one.status == "incumbent"), None)
+        if fastest is None or OFF not in self._arms:
+            why = self._failed.get(OFF, "no finalist gave a result")
+            return RaceResult(
+                cell=self.cell,
+                winner=OFF,
+                fastest=OFF,
+                reason=f"plain decoding, because nothing could be compared: {why}",
+                stages=tuple(stages),
+                end="nothing to compare",
+                seconds=seconds,
+                failed=failed,
+            )
+        chosen = self._smallest(fastest, last)
+        winner, reason, speedup = self._verdict(chosen, fastest, len(self._arms) - 1)
+        rounds = pool_rounds(self._arms[winner])
+        return RaceResult(
+            cell=self.cell,
+            winner=winner,
+            fastest=fastest.config,
+            reason=reason,
+            stages=tuple(stages),
+            end=end,
+            seconds=seconds,
+            tpot_s=None if rounds is None else rounds.round_tpot_s,
+            speedup=speedup,
+            failed=failed,
+        )
+
+    def _smallest(self, fastest: Challenger, last: Sequence[Challenger]) -> Challenger:
+        """Finalists as good as the fastest: the smallest of them; never one chosen for its acceptance."""
+        if fastest.config.is_off:
+            return fastest
+        close = [
+            one
+            for one in last
+            if one.status in ("incumbent", "racing", "settled")
+            and not one.config.is_off
+            and one.estimate >= fastest.estimate * (1 - self.rules.tie)
+        ]
+        return min(close, key=lambda one: one.config.size)
+
+    def _verdict(
+        self, chosen: Challenger, fastest: Challenger, num_candidates: int
+    ) -> tuple[SpecConfig, str, Interval | None]:
+        if chosen.config.is_off:
+            return OFF, "no finalist is faster than plain decoding", None
+        level = corrected_level(num_candidates)
+        shown = paired_speedup(self._arms[OFF], self._arms[chosen.config], level=level)
+        if shown is None or shown.low is None or shown.low <= 1.0:
+            text = "" if shown is None or shown.low is None else f" ({shown.low:.3f} to {shown.high:.3f})"
+            return (
+                OFF,
+                f"{chosen.config.label} at {chosen.estimate:.3f}x does not beat plain decoding by more than "
+                f"the noise{text}",
+                None,
+            )
+        what = f"{chosen.config.label} runs at {shown.value:.3f}x ({shown.low:.3f} to {shown.high:.3f})"
+        if chosen.config != fastest.config:
+            what += f", as fast as {fastest.config.label} and smaller"
+        return chosen.config, what, chosen.speedup
+
+
+def start_race(
+    plan: SweepPlan,
+    cell: Cell,
+    guesses: Mapping[SpecConfig, Guess],
+    *,
+    door: Door,
+    store: RunStore,
+    requests: RequestBuilder,
+    progress: SweepProgress,
+    rules: RaceRules,
+    on_points: Callable[[Sequence[Point]], None],
+    retry: frozenset[str] = frozenset(),
+) -> Race:
+    """A race whose calibration prompts are those of the plan."""
+    calibration = plan.workload.calibration or plan.workload.prompts
+    work = CellWork(
+        cell=cell,
+        points=(),
+        off={},
+        blocks={},
+        calibration=requests.calibration(calibration, cell, plan.sampling),
+    )
+    run = CellRun(work=work, door=door, store=store, progress=progress)
+    return Race(
+        plan=plan,
+        cell=cell,
+        guesses=guesses,
+        run=run,
+        requests=requests,
+        store=store,
+        rules=rules,
+        on_points=on_points,
+        retry=retry,
+    )
