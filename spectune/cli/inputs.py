@@ -60,10 +60,11 @@ def open_backend(options: SweepOptions, run: Path | None = None) -> Backend:
         return create_backend(options.backend, **server_options(options, run))
     if options.base_url is not None:
         raise UsageError(f"--base-url needs a serving engine, not --backend {options.backend}")
-    return create_backend(options.backend, **_backend_options(options))
+    return create_backend(options.backend, **backend_options(options))
 
 
-def _backend_options(options: SweepOptions) -> dict[str, Any]:
+def backend_options(options: SweepOptions) -> dict[str, Any]:
+    """Arguments of the backends that run in this process."""
     if options.backend == "simulated":
         if options.chat_template is not None:
             raise UsageError("--chat-template needs a target, --backend simulated has none")
@@ -131,7 +132,7 @@ def plan_of(options: SweepOptions, workload: Workload, backend: Backend) -> Swee
     from spectune.records import Sampling
     from spectune.tune.plan import plan_sweep
     from spectune.tune.repeats import without_repeats
-    from spectune.tune.space import production_configs, standby_configs
+    from spectune.tune.space import production_configs, split_unsupported, standby_configs
     from spectune.workload.context import context_text
 
     if isinstance(backend, AttachedBackend):
@@ -143,6 +144,8 @@ def plan_of(options: SweepOptions, workload: Workload, backend: Backend) -> Swee
         configs = (*configs, *standby_configs(configs))
     if options.production:
         configs = (*configs, *_production(options, production_configs(configs)))
+    configs, unsupported = split_unsupported(configs, getattr(backend, "unsupported", None))
+    pruned = (*pruned, *unsupported)
     plan = plan_sweep(
         backend,
         workload,
@@ -171,24 +174,26 @@ def plan_of(options: SweepOptions, workload: Workload, backend: Backend) -> Swee
 
 
 def _production(options: SweepOptions, configs: tuple[SpecConfig, ...]) -> tuple[SpecConfig, ...]:
-    if options.backend == "vllm" and options.base_url is None:
+    if is_serving(options) and options.base_url is None:
         return configs
     raise UsageError(
-        "--production starts servers of vLLM with other flags",
-        hint="--backend vllm without --base-url",
+        "--production starts servers with other flags",
+        hint="--backend vllm or sglang without --base-url",
     )
 
 
 def _space(options: SweepOptions) -> tuple[tuple[SpecConfig, ...], Pruned]:
-    from spectune.tune.space import build_space
+    from spectune.tune.space import TREE_METHODS, build_space
 
+    has_window = options.backend != "sglang"  # its n-grams come from a trie
     return build_space(
         options.method,
         options.num_tokens,
         options.topk,
         options.num_draft_tokens,
-        options={"ngram": NGRAM_WINDOW},
+        options={"ngram": NGRAM_WINDOW} if has_window else {},
         draft_model=head_of(options),
+        tree_methods=TREE_METHODS if has_window else frozenset({"eagle3", "ngram", "draft_model"}),
     )
 
 

@@ -11,12 +11,12 @@ from spectune.cli.console import duration, say
 from spectune.errors import UsageError
 
 if TYPE_CHECKING:
-    from spectune.backend.vllm import VllmBackend
+    from spectune.backend.launched import LaunchedBackend
     from spectune.cli.sweep_options import SweepOptions
     from spectune.records import Point
     from spectune.tune.plan import SweepPlan
 
-SERVING = ("vllm",)
+SERVING = ("vllm", "sglang")
 MIN_SEQS = 16
 ROOM_TOKENS = 2048
 
@@ -99,10 +99,10 @@ def attached_options(options: SweepOptions) -> dict[str, Any]:
 
 
 def check_sampling(options: SweepOptions) -> None:
-    """UsageError for what vLLM does not do while it speculates: plain decoding must not use it either."""
+    """UsageError for what servers do not do while they speculate: plain decoding must not use it either."""
     if options.min_p > 0 and any(method != "off" for method in options.method):
         raise UsageError(
-            f"--min-p {options.min_p:g}: vllm ignores or refuses min_p while it speculates",
+            f"--min-p {options.min_p:g}: {options.backend} ignores or refuses min_p while it speculates",
             hint="leave it out: the arms have to sample alike",
         )
     if options.load_format != "auto":
@@ -114,7 +114,7 @@ def check_sampling(options: SweepOptions) -> None:
         )
 
 
-def launch_lines(backend: VllmBackend, points: tuple[Point, ...]) -> list[str]:
+def launch_lines(backend: LaunchedBackend, points: tuple[Point, ...]) -> list[str]:
     """The exact command of every start, in their order, for --dry-run; the port is chosen at the start."""
     lines = []
     for number, launch in enumerate(backend.plan(points), start=1):

@@ -142,11 +142,11 @@ def start_lines(options: SweepOptions, plan: SweepPlan, backend: Backend) -> lis
     """What is going to be started, for serving engines that we start."""
     if options.backend not in SERVING:
         return []
-    from spectune.backend.vllm import VllmBackend
+    from spectune.backend.launched import LaunchedBackend
     from spectune.cli.inputs import work_s
     from spectune.cli.servers import launch_lines, start_line
 
-    if not isinstance(backend, VllmBackend):
+    if not isinstance(backend, LaunchedBackend):
         return []
     is_eager = options.enforce_eager is not False
     return [start_line(plan, work_s(plan), is_eager=is_eager), *launch_lines(backend, plan.points)]

@@ -15,6 +15,9 @@ from spectune.records import SCHEMA_VERSION, Backend, Fingerprint
 from spectune.store import RunStore, dump_strict
 from spectune.tune.plan import SweepPlan
 
+RESOLVED = "resolved_"
+"""Begins the settings that a server resolved its arguments to."""
+
 # Measured or told anew at every start, so they never decide whether two starts are the same.
 MEASURED_FIELDS = frozenset({"read_bandwidth_bytes_per_s", "is_simulated"})
 
@@ -97,6 +100,12 @@ def check_same_run(store: RunStore, plan: SweepPlan, backend: Backend) -> None:
         _refuse(NotComparable, store, "backend", manifest["backend"], name)
     ours = _strict(comparable(backend.fingerprint()))
     theirs = {key: value for key, value in manifest["fingerprint"].items() if key in ours}
+    if "settings" in theirs:  # what a server told of itself is known only once one has run
+        told = {key: value for key, value in theirs["settings"].items() if not key.startswith(RESOLVED)}
+        theirs["settings"] = told
+        ours["settings"] = {
+            key: value for key, value in ours["settings"].items() if not key.startswith(RESOLVED)
+        }
     observed = {key: ours[key] for key, value in theirs.items() if value is not None}
     theirs = {key: theirs[key] for key in observed}
     if difference := first_difference(theirs, observed, "fingerprint"):
@@ -125,7 +134,13 @@ def merged_fingerprint(store: RunStore, backend: Backend) -> dict[str, Any]:
     known = {key: value for key, value in store.manifest["fingerprint"].items() if value is not None}
     ours = asdict(backend.fingerprint())
     # a server says so only once it runs, and what was simulated once stays so
-    return {**ours, **known, "is_simulated": ours["is_simulated"] or known.get("is_simulated", False)}
+    settings = {**ours["settings"], **known.get("settings", {})}
+    return {
+        **ours,
+        **known,
+        "settings": settings,
+        "is_simulated": ours["is_simulated"] or known.get("is_simulated", False),
+    }
 
 
 def first_difference(old: Any, new: Any, where: str) -> tuple[str, Any, Any] | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from spectune.errors import UsageError
@@ -20,6 +20,7 @@ def build_space(
     num_draft_tokens: Sequence[int] = (),
     options: Mapping[str, Mapping[str, OPTION]] | None = None,
     draft_model: str | None = None,
+    tree_methods: frozenset[str] = TREE_METHODS,
 ) -> tuple[tuple[SpecConfig, ...], Pruned]:
     """All configurations worth running, `off` first, and (label, reason) of those that are not.
 
@@ -43,7 +44,7 @@ def build_space(
                 continue
             for depth in num_tokens:
                 for nodes in num_draft_tokens:
-                    reason = prune_reason(method, depth, k, nodes)
+                    reason = prune_reason(method, depth, k, nodes, tree_methods)
                     if reason is not None:
                         pruned[f"{method} D={depth} k={k} N={nodes}"] = reason
                         continue
@@ -90,9 +91,26 @@ def production_configs(configs: Sequence[SpecConfig]) -> tuple[SpecConfig, ...]:
     )
 
 
-def prune_reason(method: str, num_steps: int, topk: int, num_draft_tokens: int) -> str | None:
+def split_unsupported(
+    configs: Sequence[SpecConfig], unsupported: Callable[[SpecConfig], str | None] | None
+) -> tuple[tuple[SpecConfig, ...], Pruned]:
+    """The configurations that an engine can run, and (label, reason) of those that it cannot."""
+    if unsupported is None:
+        return tuple(configs), ()
+    reasons = {config: unsupported(config) for config in configs}
+    refused = tuple((config.label, reason) for config, reason in reasons.items() if reason is not None)
+    return tuple(config for config, reason in reasons.items() if reason is None), refused
+
+
+def prune_reason(
+    method: str,
+    num_steps: int,
+    topk: int,
+    num_draft_tokens: int,
+    tree_methods: frozenset[str] = TREE_METHODS,
+) -> str | None:
     """Why a tree is not worth a launch, or None."""
-    if method not in TREE_METHODS:
+    if method not in tree_methods:
         return f"{method} drafts chains only, topk {topk} has no meaning"
     pool = chain_or_tree_pool(num_steps, topk)
     if num_draft_tokens - 1 > pool:
