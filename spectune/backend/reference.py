@@ -67,7 +67,8 @@ class ReferenceBackend:
         dtype: auto, bfloat16, float16 or float32.
         load_format: `dummy` runs the shape of a model with random weights (costs only).
         quantization: `int8` rounds the target's weights to 8 bits (CPU; computes in float32).
-        kernels: `auto` takes compiled passes on CPUs, `plain` the operators of torch alone.
+        kernels: `auto` takes compiled passes on CPUs and captured graphs on CUDA, `plain` the operators of
+            torch alone.
         prefill_chunk: prompt tokens per prefill pass.
         chat_template: file of a chat template that replaces the target's own.
         progress: called with a sentence when something slow starts.

@@ -62,7 +62,8 @@ class SweepOptions(ServerSettings):
         "--kernels",
         section="backend",
         choices=("auto", "plain"),
-        help="'auto' takes the compiled passes on CPUs, 'plain' the operators of torch alone.",
+        help="'auto' takes the compiled passes on CPUs and captured graphs of static shapes on CUDA (never "
+        "yet run on a GPU), 'plain' the operators of torch alone.",
     )
     backend: str = setting(
         "reference",

@@ -8,7 +8,7 @@ import torch
 
 _LEAST_BYTES = 64 * 1024 * 1024
 _REPEATS = 15
-_QUEUED_BYTES = 4 << 30
+_QUEUED_BYTES = 16 << 30
 
 
 def read_bandwidth_bytes_per_s(device: torch.device, num_bytes: int) -> float:
