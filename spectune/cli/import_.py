@@ -27,20 +27,25 @@ def import_(
     file: Annotated[
         Path,
         typer.Argument(
-            help="Result JSON of vllm bench serve, directory of a sweep, or gpu.json of tests/gpu/run.sh.",
+            help="Result JSON of vllm bench serve, directory of a sweep, JSONL of SGLang's benches, a file with "
+            "an SGLang command line, or gpu.json of tests/gpu/run.sh.",
             metavar="FILE",
         ),
     ],
     format_: Annotated[
         str | None,
-        typer.Option("--format", help="What FILE is: vllm-bench or gpu [default: what it says of itself]."),
+        typer.Option(
+            "--format",
+            help="What FILE is: vllm-bench, sglang-bench (bench_serving), sglang-speculative "
+            "(bench_speculative.py), sglang-command or gpu [default: gpu where it says so, else vllm-bench].",
+        ),
     ] = None,
     output_dir: Annotated[
         Path | None, typer.Option("--output-dir", "-o", help="Run directory [default: runs/import-DATE].")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON on stdout.")] = False,
 ) -> None:
-    """Read results of vllm bench serve or of a vllm bench sweep into a run directory.
+    """Read results of vllm bench serve, of a vllm bench sweep or of SGLang's benches into a run directory.
 
     Every measurement keeps its counts and gets vLLM's names and units; arms at the same load are
     compared. Runs made one after the other carry no interval for what changed between them.
@@ -63,7 +68,7 @@ def import_(
     for text in dict.fromkeys(text for point in points for text in point.cautions):
         say(f"caution: {text}")
     say(f"run directory: {path}")
-    if not any(point.status == "ok" for point in points):
+    if not any(point.status in ("ok", "suspect") for point in points):
         raise typer.Exit(1)
 
 
@@ -119,9 +124,15 @@ def print_table(rows: Sequence[dict[str, Any]]) -> None:
 
 
 def _readers() -> dict[str, Callable[[Path], list[ImportedPoint]]]:
+    from spectune.store.sglang_bench import read_bench_speculative, read_command_file, read_sglang_bench
     from spectune.store.vllm_bench import read_vllm_bench
 
-    return {VLLM_BENCH: read_vllm_bench}
+    return {
+        VLLM_BENCH: read_vllm_bench,
+        "sglang-bench": read_sglang_bench,
+        "sglang-speculative": read_bench_speculative,
+        "sglang-command": read_command_file,
+    }
 
 
 def _load(row: dict[str, Any]) -> str:
