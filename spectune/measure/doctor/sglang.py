@@ -51,6 +51,14 @@ def check_sglang(flags: Mapping[str, str | None]) -> Iterator[Finding]:
             *(flags.get(f"speculative-{name}") for name in ("num-steps", "eagle-topk", "num-draft-tokens"))
         )
     yield from _sglang_tree(flags)
+    yield from _sglang_adaptive(flags, algorithm.upper())
+    if algorithm.upper() in ("STANDALONE", "NGRAM") and "enable-dp-attention" in flags:
+        yield error(
+            "launch",
+            f"algorithm {algorithm} does not run with --enable-dp-attention",
+            signature=REFUSED_AT_START,
+            fix="leave --enable-dp-attention out, or use EAGLE3",
+        )
     if flags.get("max-running-requests") is None:
         yield warning(
             "admission",
@@ -127,13 +135,31 @@ def _sglang_tree(flags: Mapping[str, str | None]) -> Iterator[Finding]:
         yield error(
             "tree",
             f"trees (topk {topk}) do not run on attention backend {backend} with page size {page}",
-            signature="a tensor-shape crash in the first verification",
+            signature=REFUSED_AT_START,
             fix=f"topk 1, page size 1, or one of {', '.join(_TREE_BACKENDS)}",
         )
-    if "speculative-adaptive" in flags:
-        yield warning(
-            "tree",
-            "--speculative-adaptive works for chains only",
-            signature="the static configuration runs, with one warning in the log",
-            fix="topk 1, or two servers behind a router",
-        )
+
+
+def _sglang_adaptive(flags: Mapping[str, str | None], algorithm: str) -> Iterator[Finding]:
+    """What makes SGLang run the static configuration with one warning in its log."""
+    if "speculative-adaptive" not in flags:
+        return
+    topk = as_whole(flags.get("speculative-eagle-topk")) or 1
+    reasons = (
+        (
+            algorithm not in ("EAGLE", "EAGLE3", "NEXTN"),
+            f"algorithm {algorithm}",
+            "algorithm EAGLE or EAGLE3",
+        ),
+        (topk > 1, f"trees (topk {topk})", "topk 1, or two servers behind a router"),
+        ("enable-dp-attention" in flags, "--enable-dp-attention", "leave it out, or set a static depth"),
+        ("enable-two-batch-overlap" in flags, "--enable-two-batch-overlap", "leave it out"),
+    )
+    for holds, what, fix in reasons:
+        if holds:
+            yield warning(
+                "adaptive",
+                f"--speculative-adaptive does not work with {what}",
+                signature="the static configuration runs, with one warning in the log",
+                fix=fix,
+            )
