@@ -8,7 +8,7 @@ over shapes that the surface was not fitted to.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -99,10 +99,16 @@ class Forecasts:
 
 
 def forecast(
-    surface: TimeSurface, traces: Traces, configs: Sequence[SpecConfig], cells: Iterable[Cell]
+    surface: TimeSurface,
+    traces: Traces,
+    configs: Sequence[SpecConfig],
+    cells: Iterable[Cell],
+    *,
+    requests: Collection[str] | None = None,
 ) -> Forecasts:
     """Every configuration in every cell and category, plain decoding included.
 
+    `requests` restricts the acceptance to some of the traced requests, by their ids.
     Raises UsageError where plain decoding itself cannot be told: then no speedup can.
     """
     rows: list[Forecast] = []
@@ -115,7 +121,7 @@ def forecast(
         if trace is None:
             raise UsageError(f"no trace of context {cell.context_tokens}, T={cell.temperature:g}")
         if id(trace) not in seen:
-            seen[id(trace)] = _Replayed(trace, asked)
+            seen[id(trace)] = _Replayed(trace, asked, requests)
         replayed = seen[id(trace)]
         refused.update({f"{config.label}": reason for config, reason in replayed.refused})
         plain: dict[str, Forecast] = {}
@@ -140,7 +146,9 @@ def forecast(
 class _Replayed:
     """One trace replayed for all configurations that it can answer."""
 
-    def __init__(self, trace: Trace, configs: Sequence[SpecConfig]) -> None:
+    def __init__(
+        self, trace: Trace, configs: Sequence[SpecConfig], requests: Collection[str] | None = None
+    ) -> None:
         self._trace = trace
         self.refused: list[tuple[SpecConfig, str]] = []
         kept = []
@@ -156,8 +164,12 @@ class _Replayed:
         self.configs = tuple(kept)
         self._counts: ReplayCounts = by_request(trace, kept)
         self._names = np.array(trace.categories)
+        ids = trace.request_ids
+        self._used = np.array([requests is None or name in requests for name in ids], bool)
+        if not self._used.any():
+            raise UsageError("the trace holds none of the requests", hint="trace the prompts that are asked")
         self.categories = (ALL, *sorted(set(trace.categories)))
-        outputs = np.maximum(trace.num_outputs.astype(float) - 1, 0)
+        outputs = np.maximum(trace.num_outputs.astype(float) - 1, 0) * self._used
         # a sequence grows from its prompt to its end: the mean of what its steps read
         middle = trace.num_prompt_tokens + (trace.num_outputs.astype(float)) / 2
         self._context = float((middle * outputs).sum() / outputs.sum())
@@ -166,7 +178,7 @@ class _Replayed:
     def times(self, index: int, cell: Cell, costs: Costs) -> RoundTimes:
         """Mean full round of a configuration."""
         config = self.configs[index]
-        accepted = self._counts.histogram[index].sum(0)
+        accepted = self._counts.histogram[index, self._used].sum(0)
         return costs.round_times(
             config,
             cell.batch_size,
@@ -192,7 +204,7 @@ class _Replayed:
     ) -> Forecast | None:
         """None where the category made no step."""
         config = self.configs[index]
-        own = np.ones(len(self._names), bool) if category == ALL else self._names == category
+        own = self._used if category == ALL else self._used & (self._names == category)
         steps = self._counts.num_steps[index, own]
         emitted = self._counts.num_emitted[index, own]
         if not steps.sum():
