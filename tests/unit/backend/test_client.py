@@ -153,13 +153,14 @@ def test_nobody_listening_is_a_connection_failure() -> None:
 
 
 def test_server_that_dies_in_mid_stream_fails_its_requests() -> None:
-    """What was in flight is lost, what comes later finds nobody; nothing hangs."""
+    """What was in flight is lost, what comes later finds nobody or is cut off; nothing hangs."""
     options = ClientOptions(extra_body={"mock_fault": "die"})
     with mock_process(MockSettings()) as server:
         records = run_requests(server.url, server.model, [asked(0), asked(1)], ONE, options)
 
     assert records[0].failure in (FailureKind.TRUNCATED, FailureKind.RESET)
-    assert FailureKind.CONNECTION is records[1].failure
+    # a dying process may still let the kernel take the connection
+    assert records[1].failure in (FailureKind.CONNECTION, FailureKind.RESET)
 
 
 def test_wrong_model_name_is_told_with_the_name_and_the_servers_answer(server: MockServer) -> None:

@@ -121,19 +121,21 @@ def test_unexpected_failure_is_short_and_its_traceback_in_a_file(
     assert "Traceback" in log.read_text(encoding="utf-8")
 
 
-def test_missing_engine_package_says_what_to_install(
-    spectune: Spectune, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_missing_engine_package_says_what_to_install(tmp_path: Path) -> None:
     """Without the engine extra, what needs it says how to get it."""
-    monkeypatch.setitem(sys.modules, "torch", None)
-    for name in [name for name in sys.modules if name.startswith(("spectune.train", "spectune.engine"))]:
-        monkeypatch.delitem(sys.modules, name)
+    probe = (
+        "import sys; sys.modules['torch'] = None\n"
+        "from spectune.cli.app import run\n"
+        "sys.exit(run(['train', 'eagle3', '--output-dir', 'head']))"
+    )
 
-    answer = spectune("train", "eagle3", "--output-dir", "head")
+    done = subprocess.run(
+        [sys.executable, "-c", probe], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
 
     assert (2, "error: this needs the package torch\nhint: pip install 'spectune[engine]'\n") == (
-        answer.code,
-        answer.err,
+        done.returncode,
+        done.stderr,
     )
 
 

@@ -14,6 +14,7 @@ from torch import Tensor
 from spectune.draft.checkpoint import load_head
 from spectune.engine.target import Target
 from spectune.errors import CheckpointError, RunError, StoreError, UsageError
+from spectune.train import features
 from spectune.train.corpus import (
     CorpusRow,
     build_corpus,
@@ -369,7 +370,7 @@ def test_features_without_room_on_the_disk_are_refused_before_writing(
     plan = plan_for(tmp_path)
     rows = make_corpus(plan)
     usage = type("Usage", (), {"free": 1_000_000})
-    monkeypatch.setattr("spectune.train.features.shutil.disk_usage", lambda path: usage)
+    monkeypatch.setattr(features.shutil, "disk_usage", lambda path: usage)
 
     with pytest.raises(StoreError, match="GB free"):
         build_features(
