@@ -112,6 +112,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--prompts", type=int, help="number of real prompts (default 24, quick 8)")
     parser.add_argument("--tokens", type=int, help="most output tokens of a text (default 32, quick 16)")
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"))
     parser.add_argument("--threads", type=int, help="torch threads")
     parser.add_argument("--only", default="", help="cases whose line holds this text, such as 'batch 3'")
     options = parser.parse_args()
@@ -128,9 +129,10 @@ def backend_of(options: argparse.Namespace, scratch: Path, log: TextIO) -> Refer
         target = TargetConfig.from_dir(resolve_model(options.model))
         config = head_config(target, min(4096, target.vocab_size))
         head = str(save_head(scratch / "untrained-head", config, head_tensors(config, target)))
-    backend = ReferenceBackend(model=options.model, draft_model=head, device=options.device, dtype="float32")
+    backend = ReferenceBackend(model=options.model, draft_model=head, device=options.device, dtype=options.dtype)
     say(
-        f"START target {backend.model_path.name}, head {Path(head).name}, float32 on {options.device}, "
+        f"START target {backend.model_path.name}, head {Path(head).name}, {options.dtype} on {options.device}, "
+        f"{backend.target.kernels} passes, "
         f"{options.prompts} prompts, up to {options.tokens} tokens, torch {torch.__version__}, "
         f"{torch.get_num_threads()} threads",
         log,
