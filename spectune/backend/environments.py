@@ -138,6 +138,13 @@ def inspect_python(engine: str, python: str, packages: Sequence[str]) -> Environ
     return Environment(engine=engine, python=path, package=found[0], version=found[1], is_ours=False)
 
 
+def holds_module(python: str, module: str) -> bool:
+    """Whether an interpreter finds a module, which is not imported."""
+    code = "import importlib.util, sys; sys.exit(importlib.util.find_spec(sys.argv[1]) is None)"
+    done = subprocess.run([python, "-I", "-c", code, module], capture_output=True, timeout=60, check=False)
+    return done.returncode == 0
+
+
 def install(
     engine: str,
     *,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from spectune.cli.arrivals import check_trace, open_loads
 from spectune.cli.console import say
 from spectune.cli.prompts import reading_of
-from spectune.cli.servers import attached_options, is_serving, server_options
+from spectune.cli.servers import attached_options, is_serving, server_options, without_absent_methods
 from spectune.errors import UsageError
 
 if TYPE_CHECKING:
@@ -140,6 +140,8 @@ def plan_of(options: SweepOptions, workload: Workload, backend: Backend) -> Swee
         pruned: Pruned = ()
     else:
         configs, pruned = _space(options)
+    configs, absent = without_absent_methods(options, configs)
+    pruned = (*pruned, *absent)
     if is_serving(options) and options.base_url is None and options.standby:
         configs = (*configs, *standby_configs(configs))
     if options.production:

@@ -13,10 +13,12 @@ from spectune.errors import UsageError
 if TYPE_CHECKING:
     from spectune.backend.launched import LaunchedBackend
     from spectune.cli.sweep_options import SweepOptions
-    from spectune.records import Point
+    from spectune.records import Point, SpecConfig
     from spectune.tune.plan import SweepPlan
+    from spectune.tune.space import Pruned
 
 SERVING = ("vllm", "sglang")
+SUFFIX, SUFFIX_MODULE = "suffix", "arctic_inference"
 MIN_SEQS = 16
 ROOM_TOKENS = 2048
 
@@ -70,6 +72,26 @@ def server_options(options: SweepOptions, run: Path | None) -> dict[str, Any]:
         "chat_template": template_of(options),
         "progress": say,
     }
+
+
+def without_absent_methods(
+    options: SweepOptions, configs: tuple[SpecConfig, ...]
+) -> tuple[tuple[SpecConfig, ...], Pruned]:
+    """The configurations that the engine's environment can run, and why it cannot run the others.
+
+    vLLM drafts by suffix with a package of its own; a launcher's environment cannot be looked into.
+    """
+    from spectune.backend.environments import find_environment, holds_module
+
+    needs = [config for config in configs if config.method == SUFFIX]
+    if not needs or options.backend != "vllm" or options.server_cmd or options.base_url:
+        return configs, ()
+    python = find_environment("vllm", options.engine_python).python
+    if holds_module(python, SUFFIX_MODULE):
+        return configs, ()
+    reason = f"vllm drafts by suffix with arctic-inference, which {python} lacks: {python} -m pip install arctic-inference"
+    kept = tuple(config for config in configs if config not in needs)
+    return kept, tuple((config.label, reason) for config in needs)
 
 
 def model_room(options: SweepOptions) -> int:

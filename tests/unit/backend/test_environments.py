@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import json
 import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from spectune.backend import environments, recipes
-from spectune.backend.environments import Environment, find_environment, install, installed, remove
+from spectune.backend.environments import (
+    Environment,
+    find_environment,
+    holds_module,
+    install,
+    installed,
+    remove,
+)
 from spectune.errors import BackendMissing, RunError, UsageError
 
 
@@ -248,3 +256,9 @@ def test_remove_takes_the_parser_or_the_server(tmp_path: Path) -> None:
     remove("sglang", tmp_path, parser_only=True)
 
     assert [found.is_parser for found in installed(tmp_path)] == [False]
+
+
+def test_modules_of_another_interpreter_are_found_without_importing_them() -> None:
+    """What is there is found, what is not is not; nothing is executed."""
+    assert holds_module(sys.executable, "this")  # importing it would print a poem
+    assert not holds_module(sys.executable, "no_such_module_anywhere")
