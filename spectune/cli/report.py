@@ -24,13 +24,13 @@ def report(
     as_json: Annotated[bool, typer.Option("--json", help="Also print the summary as JSON.")] = False,
 ) -> None:
     """Write the self-contained HTML page of a run; needs neither an engine nor a network."""
-    from spectune.cli.results import read_summary, say_head, summary_document
+    from spectune.cli.results import read_summary, read_tuning, say_head, summary_document
     from spectune.report.html import render_report, write_page
 
     path = output or (output_dir or run) / REPORT_FILE
     imported = _imported(run)
     summary = None if imported else read_summary(run)
-    text = imported[0] if imported else render_report(summary)  # type: ignore[arg-type]  # one of the two
+    text = imported[0] if imported else render_report(summary, read_tuning(run))  # type: ignore[arg-type]  # one of the two
     try:
         write_page(text, path)
     except OSError as error:

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from spectune.policy.comparison import RunSummary
     from spectune.store import RunStore
 
+TUNING_FILE = "tuning.json"
+
 DONE = 0
 NOTHING_USABLE = 1
 DONE_WITH_FAILURES = 7
@@ -48,8 +50,18 @@ def save_results(store: RunStore, summary: RunSummary) -> Path:
     if summary.policy is not None:
         store.write_json(POLICY_FILE, summary.policy)
     page = store.path / REPORT_FILE
-    write_report(summary, page)
+    write_report(summary, page, read_tuning(store.path))
     return page
+
+
+def read_tuning(run: Path) -> dict[str, Any] | None:
+    """What a tuning of this run predicted and measured; None for any other run."""
+    from spectune.store import RunStore
+
+    if not (run / TUNING_FILE).is_file():
+        return None
+    told: dict[str, Any] = RunStore(run, {}).read_json(TUNING_FILE)
+    return told
 
 
 def show_results(summary: RunSummary, page: Path, *, as_json: bool) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from spectune.policy.comparison import RunSummary
 from spectune.policy.synthetic import is_synthetic
@@ -12,6 +14,8 @@ from spectune.report.page import page
 from spectune.report.svg import arm_styles
 from spectune.report.tables import each_arm
 from spectune.report.text import Html, escape
+from spectune.report.tuning_section import NAV as TUNING_NAV
+from spectune.report.tuning_section import tuning_section
 
 _NAV = (
     ("what-to-do", "What to do"),
@@ -31,8 +35,11 @@ _NAV = (
 )
 
 
-def render_report(summary: RunSummary) -> str:
-    """The whole report as text of one HTML document: inline style, script and SVG, nothing loaded."""
+def render_report(summary: RunSummary, tuning: Mapping[str, Any] | None = None) -> str:
+    """The whole report as text of one HTML document: inline style, script and SVG, nothing loaded.
+
+    `tuning` is what tuning.json of a tuned run holds.
+    """
     arms = [*each_arm(summary.cells), *each_arm(summary.categories)]
     styles = arm_styles(arm.config.label for _, arm in arms if not arm.config.is_off)
     failed = sections.failures(summary)
@@ -43,6 +50,7 @@ def render_report(summary: RunSummary) -> str:
         sections.decisions(summary),
         sections.cautions(summary),
         sections.advice(summary),
+        *([] if tuning is None else [tuning_section(tuning, is_simulated=summary.is_simulated)]),
         sections.speedup_section(summary, styles),
         sections.acceptance(summary, styles),
         sections.prediction(summary, styles),
@@ -58,8 +66,9 @@ def render_report(summary: RunSummary) -> str:
         sections.definitions(summary),
         sections.provenance(summary),
     )
+    nav = _NAV if tuning is None else (*_NAV[:3], TUNING_NAV, *_NAV[3:])
     body = (
-        f"{_banner(summary)}{_header(summary)}<main>{sections.verdict(summary)}{''.join(parts)}"
+        f"{_banner(summary)}{_header(summary, nav)}<main>{sections.verdict(summary)}{''.join(parts)}"
         f"<footer>spectune report, schema version {summary.schema_version}. {DASH_NOTE}</footer></main>"
     )
     mark = "SIMULATED: " if summary.is_simulated else ""
@@ -79,9 +88,9 @@ def _of_servers(summary: RunSummary) -> list[Html]:
 DASH_NOTE = "An em dash means that a value was not observed; its letter points to the reason."
 
 
-def write_report(summary: RunSummary, path: Path) -> None:
+def write_report(summary: RunSummary, path: Path, tuning: Mapping[str, Any] | None = None) -> None:
     """Render first, then write beside `path` and rename, so an old report is never half replaced."""
-    write_page(render_report(summary), path)
+    write_page(render_report(summary, tuning), path)
 
 
 def write_page(text: str, path: Path) -> None:
@@ -104,13 +113,13 @@ def _banner(summary: RunSummary) -> Html:
     )
 
 
-def _header(summary: RunSummary) -> Html:
+def _header(summary: RunSummary, nav: Sequence[tuple[str, str]]) -> Html:
     facts = [str(summary.workload["name"])] if summary.workload.get("name") else []
     if summary.fingerprint:
         mark = summary.fingerprint
         facts = [mark.target, mark.backend, mark.device, mark.dtype, *facts]
     about = escape(" \N{MIDDLE DOT} ".join(dict.fromkeys(facts)))
-    links = "".join(f'<a href="#{name}">{label}</a>' for name, label in _NAV)
+    links = "".join(f'<a href="#{name}">{label}</a>' for name, label in nav)
     return Html(
         f'<header class="top"><h1>spectune report: {escape(summary.run_name)}</h1>'
         f'<span class="meta">{about}</span></header>'
