@@ -18,10 +18,12 @@ import httpx
 
 from spectune.backend import server_api
 from spectune.backend.ceiling import known_ceiling
-from spectune.backend.client import LOOPBACK, server_root
+from spectune.backend.client import LOOPBACK, ClientOptions, Dialect, server_root
 from spectune.backend.prometheus import ACCEPTED_PER_POSITION, DRAFTS
 from spectune.backend.prompts import CONTEXT_FRAME, chat_messages, encode_prompt, load_tokenizer
-from spectune.backend.server_session import Address, ServerSession
+from spectune.backend.server_session import SILENCE_S, Address, ServerSession
+from spectune.backend.server_words import SGLANG_WORDS, VLLM_WORDS
+from spectune.backend.sglang_info import config_of, sglang_info
 from spectune.errors import EngineFailure, SpectuneError, UsageError
 from spectune.records import (
     BlockResult,
@@ -62,6 +64,11 @@ class ServerFacts:
     config: SpecConfig
     max_model_len: int | None
     is_simulated: bool = False
+    is_sglang: bool = False
+
+    @property
+    def dialect(self) -> Dialect:
+        return Dialect.SGLANG if self.is_sglang else Dialect.VLLM
 
 
 class AttachedBackend:
@@ -121,7 +128,11 @@ class AttachedBackend:
     def capabilities(self) -> Capabilities:
         methods = dict.fromkeys(("off", self.candidate.config.method))
         return Capabilities(
-            name="attached", methods=tuple(methods), has_trees=False, has_rounds=False, has_boots=True
+            name="attached",
+            methods=tuple(methods),
+            has_trees=self.candidate.config.is_tree,
+            has_rounds=False,
+            has_boots=True,
         )
 
     def plan(self, points: Sequence[Point]) -> list[Launch]:
@@ -137,7 +148,7 @@ class AttachedBackend:
         for facts in (self.baseline, self.candidate):
             if facts is None:
                 continue
-            token = server_api.probe(facts.url, facts.served_model, timeout_s=120.0)
+            token = server_api.probe(facts.url, facts.served_model, timeout_s=120.0, dialect=facts.dialect)
             if not token.is_success:
                 raise EngineFailure(f"{facts.url} gives no token: {token.error}")
             sessions[facts.config] = ServerSession(
@@ -147,6 +158,8 @@ class AttachedBackend:
                 resets_cache=True,
                 ceiling=known_ceiling,
                 trace_s=self._trace_s,
+                options=ClientOptions(dialect=facts.dialect, silence_timeout_s=SILENCE_S),
+                words=SGLANG_WORDS if facts.is_sglang else VLLM_WORDS,
             )
         yield _Attached(sessions)
 
@@ -243,6 +256,17 @@ def read_facts(base_url: str, model: str | None) -> ServerFacts:
         name = server_api.check_served_model(url, model)
     except EngineFailure as error:
         raise UsageError(f"--base-url {base_url}: {error.message}", hint="is the server up?") from error
+    if (info := sglang_info(url)) is not None:
+        is_simulated = bool(info.get("is_simulated", False))
+        return ServerFacts(
+            url=url,
+            served_model=name,
+            version=f"{MOCK if is_simulated else 'sglang'} {info.get('version', 'of unknown version')}",
+            config=config_of(info),
+            max_model_len=_max_model_len(url, name),
+            is_simulated=is_simulated,
+            is_sglang=True,
+        )
     return ServerFacts(
         url=url,
         served_model=name,

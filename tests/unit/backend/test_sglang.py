@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 from spectune.backend import create_backend
+from spectune.backend.attached import read_facts
+from spectune.backend.mock_server import MockSettings, mock_thread
 from spectune.backend.sglang import SglangBackend, check_resolved, token_capacity
 from spectune.backend.sglang_command import SglangSettings
 from spectune.errors import BackendMissing, EngineFailure, InfeasibleConfig, UsageError
@@ -129,3 +131,27 @@ def test_capacity_of_the_cache_is_read_where_it_is_told() -> None:
     """From the state of the scheduler; None where there is none."""
     assert token_capacity({"internal_states": [{"memory_usage": {"token_capacity": 4096}}]}) == 4096
     assert token_capacity({"internal_states": [{}]}) is None
+
+
+@pytest.mark.parametrize(
+    ("settings", "config"),
+    [
+        ({}, SpecConfig.off()),
+        ({"num_tokens": 3}, SpecConfig.chain("eagle3", 3)),
+        (
+            {"num_tokens": 3, "topk": 2, "num_draft_tokens": 6},
+            SpecConfig(method="eagle3", num_steps=3, topk=2, num_draft_tokens=6),
+        ),
+        (
+            {"num_tokens": 3, "server_info": {"speculative_adaptive": True}},
+            SpecConfig.chain("eagle3", 3, options=(("adaptive", "on"),)),
+        ),
+    ],
+    ids=["off", "chain", "tree", "adaptive"],
+)
+def test_running_server_is_read_by_what_it_resolved(settings: dict[str, Any], config: SpecConfig) -> None:
+    """--base-url of an SGLang server: it keeps no counters of drafts, its /server_info says what it runs."""
+    with mock_thread(MockSettings(face="sglang", **settings)) as server:
+        facts = read_facts(server.url, None)
+
+    assert (facts.config, facts.is_sglang, facts.is_simulated) == (config, True, True)
