@@ -23,6 +23,20 @@ def mock_server(
     model: Annotated[
         str, typer.Option("--model", "--served-model-name", help="Name that requests must ask for.")
     ] = "mock-model",
+    engine: Annotated[
+        str, typer.Option("--engine", help="Whose protocol is spoken: vllm or sglang.")
+    ] = "vllm",
+    topk: Annotated[
+        int, typer.Option("--topk", "--speculative-eagle-topk", help="Told by sglang: children a node.")
+    ] = 1,
+    num_draft_tokens: Annotated[
+        int | None,
+        typer.Option(
+            "--num-draft-tokens",
+            "--speculative-num-draft-tokens",
+            help="Told by sglang: tokens a step verifies, the root included; those of a chain if not given.",
+        ),
+    ] = None,
     num_tokens: Annotated[
         int, typer.Option("--num-tokens", "--num-speculative-tokens", help="Drafts of every step; 0: none.")
     ] = 0,
@@ -72,7 +86,7 @@ def mock_server(
         bool, typer.Option("--json", help="Print the address as JSON on stdout once it listens.")
     ] = False,
 ) -> None:
-    """Serve vLLM's protocol with declared times and acceptance; simulated, needs no model.
+    """Serve vLLM's or SGLang's protocol with declared times and acceptance; simulated, needs no model.
 
     Routes: /health, /version, /v1/models, /v1/completions, /v1/chat/completions, /metrics and
     /reset_prefix_cache. Without any time declared it answers as fast as it can.
@@ -83,6 +97,9 @@ def mock_server(
     drafts, schedule = _speculation(speculative_config, num_tokens)
     settings = MockSettings(
         model=model,
+        face=engine,
+        topk=topk,
+        num_draft_tokens=num_draft_tokens,
         num_tokens=drafts,
         schedule=schedule,
         acceptance=_fractions(acceptance),

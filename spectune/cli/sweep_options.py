@@ -69,7 +69,7 @@ class SweepOptions(ServerSettings):
         "reference",
         "--backend",
         section="backend",
-        help="What decodes: 'reference' (own engine), 'vllm' (servers that are started for it) or "
+        help="What decodes: 'reference' (own engine), 'vllm' or 'sglang' (servers that are started for it) or "
         "'simulated' (declared costs, own clock).",
     )
     device: str = setting(
@@ -122,7 +122,7 @@ class SweepOptions(ServerSettings):
         ("eagle3", "ngram"),
         "--method",
         section="search",
-        help="Ways to draft: eagle3, ngram; with vllm also suffix and draft_model.",
+        help="Ways to draft: eagle3, ngram; with vllm also suffix, with both servers draft_model.",
     )
     num_tokens: tuple[int, ...] = setting(
         (1, 3, 5),
