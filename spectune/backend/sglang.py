@@ -18,7 +18,7 @@ from spectune.backend.command_line import launcher
 from spectune.backend.launched import LaunchedBackend, silent
 from spectune.backend.server import HOST, READY_TIMEOUT_S, Server, ServerCommand
 from spectune.backend.server_api import server_info
-from spectune.backend.server_session import SILENCE_S, Address, ServerSession
+from spectune.backend.server_session import SILENCE_S, Address
 from spectune.backend.server_words import SGLANG_WORDS
 from spectune.backend.sglang_acceptance import resolved_settings
 from spectune.backend.sglang_command import (
@@ -31,6 +31,7 @@ from spectune.backend.sglang_command import (
     program,
     server_arguments,
 )
+from spectune.backend.sglang_session import SglangSession
 from spectune.backend.sglang_support import ALGORITHMS, unsupported
 from spectune.backend.vllm_log import log_name
 from spectune.backend.vllm_model import kv_bytes_per_token, quantization_scheme, weight_bytes
@@ -189,7 +190,7 @@ class SglangBackend(LaunchedBackend):
         self._told_version = str(info["version"]) if "version" in info else None
         check_resolved(info, self.settings(config), config)
         self._resolved = resolved_settings(info, RESOLVED)
-        return ServerSession(
+        return SglangSession(
             Address(
                 url=server.url,
                 served_model=server.command.served_model,
@@ -202,6 +203,7 @@ class SglangBackend(LaunchedBackend):
             ceiling=known_ceiling,
             trace_s=self._trace_s,
             words=SGLANG_WORDS,
+            resets_cache=True,
         )
 
     def fingerprint(self) -> Fingerprint:

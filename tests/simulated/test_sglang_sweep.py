@@ -203,3 +203,10 @@ def test_production_arm_says_what_cache_and_chunks_change(
     text = next(log).read_text(encoding="utf-8")
     assert "--disable-radix-cache" not in text
     assert "--chunked-prefill-size 512" in text
+
+
+def test_head_that_accepts_nothing_is_called_ineffective(arguments: Callable[..., list[str]]) -> None:
+    """312 rounds without one accepted draft: not slow, but likely misconfigured."""
+    done = spectune(*arguments("--max-tokens", "40", truth={"acceptance": [0.0], "output_tokens": 40}))
+
+    assert "draft ineffective" in done.stdout

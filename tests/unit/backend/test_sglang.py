@@ -13,7 +13,7 @@ from spectune.backend.attached import read_facts
 from spectune.backend.mock_server import MockSettings, mock_thread
 from spectune.backend.sglang import SglangBackend, check_resolved, token_capacity
 from spectune.backend.sglang_command import SglangSettings
-from spectune.errors import BackendMissing, EngineFailure, InfeasibleConfig, UsageError
+from spectune.errors import BackendMissing, CheckpointError, EngineFailure, InfeasibleConfig, UsageError
 from spectune.records import Backend, Cell, Launch, Point, Sampling, SpecConfig
 
 CHAIN = SpecConfig.chain("eagle3", 3)
@@ -155,3 +155,24 @@ def test_running_server_is_read_by_what_it_resolved(settings: dict[str, Any], co
         facts = read_facts(server.url, None)
 
     assert (facts.config, facts.is_sglang, facts.is_simulated) == (config, True, True)
+
+
+def test_head_says_up_to_which_context_it_was_made(model: Path, tmp_path: Path) -> None:
+    """The run keeps it, so that longer contexts are told beside their acceptance."""
+    head = tmp_path / "head"
+    head.mkdir()
+    config = {"architectures": ["LlamaForCausalLMEagle3"], "max_position_embeddings": 2048}
+    (head / "config.json").write_text(json.dumps(config), encoding="utf-8")
+
+    assert SglangBackend(model=str(model), draft_model=str(head)).head_context == 2048
+
+
+def test_head_of_another_kind_is_refused_before_the_start(model: Path, tmp_path: Path) -> None:
+    """An EAGLE-1 head under EAGLE3 loads, runs and accepts nothing."""
+    head = tmp_path / "head"
+    head.mkdir()
+    (head / "config.json").write_text('{"architectures": ["LlamaForCausalLMEagle"]}', encoding="utf-8")
+    made = SglangBackend(model=str(model), draft_model=str(head), server_cmd="x {args}")
+
+    with pytest.raises(CheckpointError, match="EAGLE-1"):
+        made.open(launch_of(CHAIN)).__enter__()

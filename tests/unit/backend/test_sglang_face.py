@@ -16,6 +16,7 @@ from spectune.backend.prometheus import cache_hit_rate, grown
 from spectune.backend.server_session import Address, ServerSession
 from spectune.backend.server_words import SGLANG_WORDS
 from spectune.backend.sglang_acceptance import mean_length_of
+from spectune.backend.sglang_session import SglangSession
 from spectune.metrics.acceptance import acceptance_length, draft_acceptance_rate
 from spectune.records import Cell, Point, Request, ServedRequest, SpecConfig
 from spectune.workload.arrivals import ClosedLoop
@@ -195,3 +196,28 @@ def test_session_measures_with_sglangs_words() -> None:
     assert block.load is not None
     assert block.load.reached == pytest.approx(2, rel=0.1)
     assert block.load.notes == ()
+
+
+def test_server_that_tells_no_counts_gives_its_mean_as_a_note() -> None:
+    """Without per-request counts there are no steps; the flushed mean stands as a sentence, nothing else."""
+    cell = Cell(batch_size=1, context_tokens=0, temperature=0.0)
+    requests = [asked(index, max_tokens=9) for index in range(2)]
+    with sglang(num_tokens=3, acceptance=(1.0,), has_detailed_metrics=False) as server:
+        session = SglangSession(
+            Address(url=server.url, served_model=server.model),
+            is_plain=False,
+            options=ClientOptions(dialect=Dialect.SGLANG),
+            words=SGLANG_WORDS,
+            resets_cache=True,
+        )
+        point = Point(
+            config=SpecConfig.chain("ngram", 3), cell=cell, workload_hash="x", sampling=requests[0].sampling
+        )
+        session.run(point, [asked(7, max_tokens=5)])  # warm-up, of before the flush
+        block = session.stream(point, requests, [])
+        steps = session.active_steps()
+
+    assert block.load is not None
+    assert all(record.steps == () for record in block.requests)
+    assert any("its own mean is 4.00 tokens a round" in note for note in block.load.notes)
+    assert steps == 3
