@@ -1,11 +1,11 @@
-"""Tables for the terminal, on stdout: the verdict of a run and a policy."""
+"""Tables for the terminal, on stdout: the verdict of a run."""
 
 from __future__ import annotations
 
 import shutil
 import textwrap
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from spectune.cli.console import ms
 
@@ -64,23 +64,6 @@ def _print_rates(summary: RunSummary) -> None:
     print_wrapped("first token: from the arrival of the request, waiting in the client included")
 
 
-def print_policy(policy: Mapping[str, Any]) -> None:
-    """One row a cell of the policy, the first that holds a request decides."""
-    rows = [
-        (
-            _range(cell["batch"]),
-            _range(cell["context_tokens"]),
-            _range(cell["temperature"]),
-            cell["category"] or "all",
-            _config_label(cell["config"]),
-            _ratio(cell.get("speedup"), *(cell.get("speedup_ci") or (None, None))),
-        )
-        for cell in policy["cells"]
-    ]
-    print_table(("batch", "context", "T", "category", "run", "speedup"), rows)
-    print(f"anywhere else: {_config_label(policy['fallback'])}")
-
-
 def _decision_row(item: CellComparison) -> tuple[str, ...]:
     decision = item.decision
     chosen = next((arm for arm in item.arms if arm.config == decision.chosen), None)
@@ -106,21 +89,6 @@ def _ratio(value: float | None, low: float | None, high: float | None) -> str:
     if value is None:
         return "-"
     return f"{value:.2f}x" if low is None or high is None else f"{value:.2f}x [{low:.2f}, {high:.2f}]"
-
-
-def _range(bounds: Sequence[float | None] | None) -> str:
-    if bounds is None:
-        return "any"
-    low, high = bounds
-    if high is None:
-        return f"from {low:g}"
-    return f"{low:g}" if low == high else f"{low:g}-{high:g}"
-
-
-def _config_label(value: Any) -> str:
-    from spectune.policy.file import config_of
-
-    return config_of(value).label
 
 
 def print_wrapped(text: str) -> None:

@@ -1,0 +1,226 @@
+"""Samples of a policy and its rivals in, a verdict out: kept, withdrawn with advice, or inconclusive.
+
+Arms of one repeat decoded the same requests, so they are compared pair by pair.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from spectune import stats
+from spectune.records import Interval
+from spectune.records.policy_load import OFF, POLICY, LoadSample
+
+MAX_LOSS = 0.05
+"""A policy that is slower than the best static configuration by more than this is withdrawn."""
+
+MIN_OF_OFF = 0.98
+"""And one that falls below this share of an engine that cannot speculate."""
+
+KEPT, WITHDRAWN, INCONCLUSIVE = "kept", "withdrawn", "inconclusive"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadVerdict:
+    """One load: speed of the policy over off and over the best static arm (off is one), and of each
+    static arm over off. Above 1 is faster."""
+
+    load: str
+    num_runs: int
+    over_off: Interval | None
+    best_static: str | None
+    over_best: Interval | None
+    statics: tuple[tuple[str, Interval], ...]
+    verdict: str
+    reason: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verification:
+    """All loads, and what follows from them."""
+
+    verdict: str
+    loads: tuple[LoadVerdict, ...]
+    reasons: tuple[str, ...]
+    advice: str | None
+    switch_cost_rounds: float | None
+    """Plain rounds that a switch to more speculation took; None where none was seen."""
+
+
+def verify(samples: Sequence[LoadSample], *, parts_up_to: int | None = None) -> Verification:
+    """The verdict over all loads.
+
+    Args:
+        parts_up_to: also judge rounds of at most so many sequences of each changing load by themselves.
+    """
+    loads = [_judge(name, times) for name, times in _times(samples, parts_up_to).items()]
+    lost = [load for load in loads if load.verdict == WITHDRAWN]
+    open_loads = [load for load in loads if load.verdict == INCONCLUSIVE]
+    verdict = WITHDRAWN if lost else INCONCLUSIVE if open_loads or not loads else KEPT
+    reasons = [load.reason for load in (lost or open_loads) if load.reason is not None]
+    return Verification(
+        verdict=verdict,
+        loads=tuple(loads),
+        reasons=tuple(reasons or (["nothing was measured"] if not loads else [])),
+        advice=static_advice(loads) if verdict == WITHDRAWN else None,
+        switch_cost_rounds=switch_cost(samples),
+    )
+
+
+Times = dict[str, dict[int, float]]
+"""Seconds (per token or in all) by arm and repeat."""
+
+
+def _times(samples: Sequence[LoadSample], parts_up_to: int | None) -> dict[str, Times]:
+    """Where an arm was started several times, the geometric mean of its starts: a steady drift between
+    plain decoding before and after the others cancels."""
+    logs: dict[str, dict[str, dict[int, list[float]]]] = {}
+
+    def add(load: str, sample: LoadSample, value: float) -> None:
+        logs.setdefault(load, {}).setdefault(sample.arm, {}).setdefault(sample.repeat, []).append(
+            math.log(value)
+        )
+
+    for sample in samples:
+        add(
+            sample.load,
+            sample,
+            sample.tpot_s if sample.tpot_s is not None else sample.seconds / sample.num_tokens,
+        )
+        if parts_up_to is not None and sample.tpot_s is None:
+            part = sample.time_per_token(parts_up_to)
+            if part is not None:
+                add(f"{sample.load}, rounds of at most {parts_up_to}", sample, part)
+    return {
+        load: {
+            arm: {repeat: math.exp(math.fsum(own) / len(own)) for repeat, own in by_repeat.items()}
+            for arm, by_repeat in by_arm.items()
+        }
+        for load, by_arm in logs.items()
+    }
+
+
+def speed_over(slow: Mapping[int, float], fast: Mapping[int, float]) -> Interval | None:
+    """Time of the first over time of the second, paired by repeat: above 1, the second is faster."""
+    logs = [math.log(slow[repeat] / fast[repeat]) for repeat in sorted(slow.keys() & fast.keys())]
+    return stats.ratio_interval(logs) if logs else None
+
+
+def _judge(name: str, times: Times) -> LoadVerdict:
+    policy, off = times.get(POLICY, {}), times.get(OFF, {})
+    statics = {
+        arm: found
+        for arm, own in times.items()
+        if arm not in (POLICY, OFF) and (found := speed_over(off, own)) is not None
+    }
+    over_off = speed_over(off, policy)
+    best = max(statics, key=lambda arm: statics[arm].value, default=None)
+    if best is None or statics[best].value < 1.0:
+        best = OFF if off else None
+    over_best = None if best is None else speed_over(times[best], policy)
+    verdict, reason = _verdict(name, over_off, best, over_best)
+    return LoadVerdict(
+        load=name,
+        num_runs=len(policy.keys() & off.keys()),
+        over_off=over_off,
+        best_static=best,
+        over_best=over_best,
+        statics=tuple(sorted(statics.items())),
+        verdict=verdict,
+        reason=reason,
+    )
+
+
+def _verdict(
+    name: str, over_off: Interval | None, best: str | None, over_best: Interval | None
+) -> tuple[str, str | None]:
+    """A loss counts where the value is beyond the limit and the whole interval lies on its side of 1; a
+    value beyond the limit within the noise stays open."""
+    if over_off is None or over_best is None:
+        return INCONCLUSIVE, f"{name}: not measured for the policy and off"
+    limits = (
+        (over_best, 1 - MAX_LOSS, f"of {best} throughout, the best static choice"),
+        (over_off, MIN_OF_OFF, "of an engine without speculation"),
+    )
+    for ratio, limit, what in limits:
+        if ratio.value < limit and (ratio.high is not None and ratio.high < 1.0):
+            return WITHDRAWN, f"{name}: {_told(ratio)} {what}, at least {limit:.2f} is asked"
+    for ratio, limit, what in limits:
+        if ratio.value < limit:
+            return INCONCLUSIVE, f"{name}: {_told(ratio)} {what}, below {limit:.2f} within the noise"
+    return KEPT, None
+
+
+def static_advice(loads: Sequence[LoadVerdict]) -> str:
+    """One configuration for every load: the fastest over all of them that never falls below MIN_OF_OFF of
+    off; off where there is none."""
+    names = {name for load in loads for name, _ in load.statics}
+    found: list[tuple[float, str, float]] = []
+    for name in sorted(names):
+        speeds = [dict(load.statics)[name].value for load in loads if name in dict(load.statics)]
+        if len(speeds) == len(loads) and min(speeds) >= MIN_OF_OFF:
+            mean = math.exp(sum(map(math.log, speeds)) / len(speeds))
+            found.append((mean, name, min(speeds)))
+    if found and max(found)[0] > 1.0:
+        mean, name, low = max(found)
+        return f"serve {name} at every load: {mean:.2f}x of off over these loads, {low:.2f}x at the worst"
+    return "serve without speculation: no configuration holds up at every load that was served"
+
+
+def switch_cost(samples: Sequence[LoadSample]) -> float | None:
+    """Mean seconds of a switch to more speculation over the mean plain round of the same batch sizes."""
+    switches = [(s.switch_s, s.num_switches) for s in samples if s.arm == POLICY and s.switch_s is not None]
+    plain = [part for s in samples if s.arm == OFF for part in s.parts]
+    count, rounds = sum(number for _, number in switches), sum(part.num_rounds for part in plain)
+    if not count or not rounds:
+        return None
+    plain_s = sum(part.seconds for part in plain) / rounds
+    return sum(seconds for seconds, _ in switches) / count / plain_s
+
+
+def _told(ratio: Interval) -> str:
+    if ratio.low is None or ratio.high is None:
+        return f"{ratio.value:.2f}x"
+    return f"{ratio.value:.2f}x ({ratio.low:.2f} to {ratio.high:.2f})"
+
+
+def with_verification(policy: Mapping[str, Any], found: Verification, engine: str) -> dict[str, Any]:
+    """The policy with what serving it showed."""
+    told = {
+        "verdict": found.verdict,
+        "engine": engine,
+        "reasons": list(found.reasons),
+        "advice": found.advice,
+    }
+    return {**policy, "verification": told}
+
+
+def document(found: Verification) -> dict[str, Any]:
+    """The verification as plain JSON values."""
+
+    def pair(ratio: Interval | None) -> dict[str, Any] | None:
+        if ratio is None:
+            return None
+        return {"value": ratio.value, "low": ratio.low, "high": ratio.high, "num_runs": ratio.n}
+
+    return {
+        "verdict": found.verdict,
+        "reasons": list(found.reasons),
+        "advice": found.advice,
+        "switch_cost_rounds": found.switch_cost_rounds,
+        "loads": [
+            {
+                "load": load.load,
+                "verdict": load.verdict,
+                "over_off": pair(load.over_off),
+                "best_static": load.best_static,
+                "over_best_static": pair(load.over_best),
+                "statics_over_off": {name: pair(ratio) for name, ratio in load.statics},
+                "reason": load.reason,
+            }
+            for load in found.loads
+        ],
+    }

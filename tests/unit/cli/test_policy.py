@@ -1,0 +1,166 @@
+"""`spectune policy`: build, show, emit, verify on the simulated engine."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from spectune.backend.simulated import SimulatedBackend
+from spectune.policy.summary import summarize
+from spectune.records import Sampling, SpecConfig
+from spectune.tune.plan import plan_sweep
+from spectune.tune.sweep import run_sweep, start_run
+from spectune.workload import load_workload
+from tests.unit.cli.conftest import Answer
+
+Spectune = Callable[..., Answer]
+
+TRUTH = {"noise_sd": 0.002, "verify_s_per_token": 0.004, "plain_s_by_batch": {1: 0.026, 16: 0.041}}
+"""Costs under which K=1 pays up to about batch 4 and clearly loses at 16."""
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of the simulated engine that measured both sides of its edge, and its declared costs."""
+    folder = tmp_path_factory.mktemp("policy")
+    (folder / "truth.json").write_text(json.dumps(TRUTH))
+    backend = SimulatedBackend(truth=folder / "truth.json")
+    plan = plan_sweep(
+        backend,
+        load_workload(None, num_prompts=64),
+        (SpecConfig.off(), SpecConfig.chain("eagle3", 1)),
+        batch_sizes=[1, 2, 3, 4, 5, 6, 7, 8, 16],
+        sampling=Sampling(max_tokens=24),
+        num_prompts=32,
+    )
+    store = start_run(folder / "run", plan, backend)
+    run_sweep(plan, backend, store)
+    policy = summarize(store).policy
+    assert policy is not None
+    store.write_json("policy.json", policy)
+    return folder
+
+
+@pytest.fixture
+def swept(spectune: Spectune, measured: Path) -> Path:
+    """The run and the declared costs in the folder of the test."""
+    shutil.copytree(measured, ".", dirs_exist_ok=True)
+    return Path("run")
+
+
+def test_build_writes_a_policy_that_show_reads(spectune: Spectune, swept: Path) -> None:
+    """What build prints, show prints again from the file."""
+    built = spectune("policy", "build", str(swept), "--output", "policy.json")
+    shown = spectune("policy", "show", "policy.json")
+
+    assert (built.code, shown.code) == (0, 0)
+    assert built.out == shown.out
+    assert "SIMULATED" in shown.out
+    assert "not verified" in shown.out
+    assert "switches wait: " in shown.out
+
+
+def test_build_of_runs_of_different_engines_is_exit_5(spectune: Spectune, swept: Path) -> None:
+    """Policies measured on one deployment are refused for another."""
+    manifest = json.loads((swept / "manifest.json").read_text())
+    other = Path("other")
+    shutil.copytree(swept, other)
+    manifest["fingerprint"]["device"] = "gpu"
+    (other / "manifest.json").write_text(json.dumps(manifest))
+
+    answer = spectune("policy", "build", str(swept), str(other))
+
+    assert answer.code == 5
+    assert "device 'simulated' against 'gpu'" in answer.err
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang", "tensorrt-llm", "llama.cpp", "reference", "router"])
+def test_emit_prints_the_text_of_an_engine(spectune: Spectune, swept: Path, engine: str) -> None:
+    """Plain on stdout, whole in JSON with --json."""
+    plain = spectune("policy", "emit", str(swept), "--engine", engine)
+    told = spectune("policy", "emit", str(swept), "--engine", engine, "--json")
+
+    assert plain.code == 0, plain.err
+    assert told.document["text"] == plain.out.removesuffix("\n")
+
+
+def test_emit_writes_an_executable_script(spectune: Spectune, swept: Path) -> None:
+    """serve.sh can be run as it is."""
+    spectune("policy", "emit", str(swept), "--engine", "vllm", "--format", "serve.sh", "-o", "serve.sh")
+
+    assert Path("serve.sh").stat().st_mode & 0o111
+    assert Path("serve.sh").read_text().startswith("#!/usr/bin/env bash\n")
+
+
+def test_emit_of_what_vllm_would_ignore_is_exit_2(spectune: Spectune, swept: Path) -> None:
+    """A schedule with data parallelism is refused, with the way out."""
+    answer = spectune("policy", "emit", str(swept), "--engine", "vllm", "--data-parallel-size", "2")
+
+    assert answer.code == 2
+    assert "--data-parallel-size 2: vLLM ignores a schedule" in answer.err
+    assert "hint: --engine router" in answer.err
+
+
+def verify(spectune: Spectune, *more: str) -> Answer:
+    return spectune(
+        "policy", "verify", "policy.json", "--backend", "simulated", "--simulated-truth", "truth.json",
+        "--num-runs", "3", "--max-tokens", "16", "-o", "served", *more,
+    )  # fmt: skip
+
+
+def test_sound_policy_is_kept(spectune: Spectune, swept: Path) -> None:
+    """Served at every edge it is nowhere behind: exit 0, and the policy carries the verdict."""
+    spectune("policy", "build", str(swept), "--output", "policy.json")
+
+    answer = verify(spectune, "--json")
+
+    assert answer.code == 0, answer.out
+    assert answer.document["verdict"] == "kept"
+    assert {"batch 1", "batch 16", "mixed", "ramp 1-16-1"} <= {
+        row["load"] for row in answer.document["loads"]
+    }
+    assert json.loads(Path("served/policy.json").read_text())["verification"]["verdict"] == "kept"
+
+
+def test_policy_whose_switches_cost_is_withdrawn_and_not_emitted(spectune: Spectune, swept: Path) -> None:
+    """An engine that thrashes at the edge: exit 3 with advice, and emit refuses the file."""
+    spectune("policy", "build", str(swept), "--switch-cost-rounds", "0", "--output", "policy.json")
+
+    answer = verify(spectune, "--switch-rounds", "40", "--json")
+    emitted = spectune("policy", "emit", "served/policy.json", "--engine", "vllm")
+
+    assert answer.code == 3, answer.out
+    assert answer.document["verdict"] == "withdrawn"
+    assert answer.document["advice"].startswith("serve ")
+    assert emitted.code == 2
+    assert "is withdrawn" in emitted.err
+
+
+def test_verification_goes_on_where_it_stopped(spectune: Spectune, swept: Path) -> None:
+    """Samples on disk are kept; the same command adds what is missing and reaches a verdict."""
+    spectune("policy", "build", str(swept), "--output", "policy.json")
+    verify(spectune)
+    lines = Path("served/samples.jsonl").read_text().splitlines()
+    Path("served/samples.jsonl").write_text("\n".join(lines[:5]) + "\n")
+
+    answer = verify(spectune)
+
+    assert answer.code == 0, answer.out
+    assert Path("served/samples.jsonl").read_text().splitlines() == lines
+
+
+def test_verify_on_another_engine_is_exit_5(spectune: Spectune, swept: Path) -> None:
+    """A policy of declared costs says nothing about other declared costs."""
+    spectune("policy", "build", str(swept), "--output", "policy.json")
+    document = json.loads(Path("policy.json").read_text())
+    document["validity"]["tensor_parallel_size"] = 4
+    Path("policy.json").write_text(json.dumps(document))
+
+    answer = verify(spectune)
+
+    assert answer.code == 5
+    assert "tensor_parallel_size 4 against 1" in answer.err

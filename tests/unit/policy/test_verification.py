@@ -1,0 +1,229 @@
+"""Which loads would show a policy wrong, and what samples of them say."""
+
+from __future__ import annotations
+
+import json
+
+import jsonschema
+import pytest
+
+from spectune.policy.file import policy_schema
+from spectune.policy.table import build_policy
+from spectune.policy.verification import document, verify, with_verification
+from spectune.policy.verify_loads import arms_of, mixed, ramp, steady, steady_sizes
+from spectune.records import SpecConfig
+from spectune.records.policy_load import LoadPart, LoadSample
+
+K1, K3 = SpecConfig.chain("eagle3", 1), SpecConfig.chain("eagle3", 3)
+
+
+@pytest.fixture
+def policy(make):
+    """K=3 up to batch 4, off from 5 on."""
+    cells = [
+        make.compare(make.cell(size), make.arm(K3, speedup))
+        for size, speedup in ((1, 1.5), (4, 1.2), (5, 0.9), (16, 0.6))
+    ]
+    return build_policy(
+        cells,
+        (),
+        run_name="run",
+        fingerprint=make.fingerprint(),
+        contexts={cell.cell: (20, 300) for cell in cells},
+    )
+
+
+# Loads ---------------------------------------------------------------------------------------------
+
+
+def test_loads_lie_below_at_and_above_every_edge(policy):
+    """The edge is batch 5: 4, 5 and 6 are served, with 1, the largest, and what is asked for."""
+    assert steady_sizes(policy, 16) == (1, 4, 5, 6, 16)
+    assert steady_sizes(policy, 16, (8, 99)) == (1, 4, 5, 6, 8, 16)
+    assert steady_sizes(policy, 4) == (1, 4)
+
+
+def test_arms_are_off_the_policy_and_every_configuration(policy):
+    """Category cells are not served: nobody asks by category there."""
+    assert [arm.label for arm in arms_of(policy, [K1, K3])] == ["off", "policy", "eagle3 K=3", "eagle3 K=1"]
+
+
+@pytest.mark.parametrize(
+    ("top", "levels"), [(32, [1, 2, 4, 8, 16, 32, 16, 8, 4, 2, 1]), (5, [1, 2, 4, 5, 4, 2, 1])]
+)
+def test_ramp_goes_up_and_down(top, levels):
+    """Levels double up to the top and come back, each as long as one generation of its requests."""
+    load = ramp(top, 10)
+
+    assert [level for level, _ in load.levels] == levels
+    assert load.num_requests == sum(levels)
+    assert [load.limit(tokens) for tokens in (0, 9, 10, 29, 30)] == [1, 1, 2, 2, 4]
+    assert load.limit(10**6) == 1
+
+
+def test_mixed_load_crosses_the_edges(policy):
+    """Most of its stays are just below or at an edge, and the same seed gives the same load."""
+    levels = [level for level, _ in mixed(policy, 16, 8).levels]
+
+    assert sum(level in (4, 5) for level in levels) >= len(levels) // 2
+    assert mixed(policy, 16, 8) == mixed(policy, 16, 8)
+
+
+def test_steady_load_refills_its_slots():
+    """Three generations of requests, so that the load is held while some end."""
+    assert (steady(4, 8).num_requests, steady(1, 8).num_requests, steady(16, 8).num_requests) == (12, 4, 32)
+
+
+# Verdicts ------------------------------------------------------------------------------------------
+
+
+def samples(
+    times: dict[str, dict[str, float]], *, spread: float = 0.01, repeats: int = 4
+) -> list[LoadSample]:
+    """Seconds per token by load and arm; repeats differ by `spread` in each arm's own way."""
+    found = []
+    for load, by_arm in times.items():
+        for number, (arm, tpot_s) in enumerate(by_arm.items()):
+            for repeat in range(repeats):
+                wobble = 1 + spread * ((repeat + number) % 2 - 0.5)
+                found.append(
+                    LoadSample(
+                        load=load, arm=arm, repeat=repeat, seconds=1.0, num_tokens=10, tpot_s=tpot_s * wobble
+                    )
+                )
+    return found
+
+
+GOOD = {
+    "batch 1": {"off": 1.0, "policy": 0.71, "eagle3 K=3": 0.70},
+    "batch 16": {"off": 1.0, "policy": 1.01, "eagle3 K=3": 1.7},
+}
+
+
+def test_policy_near_the_best_of_each_load_is_kept():
+    """1.41x of off alone where static K=3 gives 1.43x, 0.99x of off in a batch where K=3 gives 0.59x."""
+    found = verify(samples(GOOD))
+
+    assert (found.verdict, found.reasons, found.advice) == ("kept", (), None)
+    assert [load.best_static for load in found.loads] == ["eagle3 K=3", "off"]
+    assert found.loads[0].over_off.value == pytest.approx(1 / 0.71, rel=0.02)
+
+
+def test_policy_that_collapses_at_an_edge_is_withdrawn_with_static_advice():
+    """232 tokens a second of either static choice, 24 of the policy: it goes, and what to do instead stays."""
+    times = {
+        "batch 4": {"off": 1 / 232, "policy": 1 / 236, "eagle3 K=2": 1 / 240},
+        "batch 5": {"off": 1 / 232, "policy": 1 / 24, "eagle3 K=2": 1 / 231},
+    }
+
+    found = verify(samples(times))
+
+    assert found.verdict == "withdrawn"
+    assert "batch 5: 0.10x" in found.reasons[0]
+    assert found.advice is not None
+    assert found.advice.startswith("serve eagle3 K=2 at every load: 1.01x of off")
+
+
+def test_withdrawn_policy_without_a_sound_static_choice_advises_off():
+    """K=2 falls to half somewhere, so nothing that speculates is advised."""
+    times = {
+        "batch 1": {"off": 1.0, "policy": 0.8, "eagle3 K=2": 0.7},
+        "batch 9": {"off": 1.0, "policy": 1.4, "eagle3 K=2": 2.0},
+    }
+
+    found = verify(samples(times))
+
+    assert found.verdict == "withdrawn"
+    assert (
+        found.advice == "serve without speculation: no configuration holds up at every load that was served"
+    )
+
+
+def test_policy_slower_than_true_off_is_withdrawn():
+    """3% below an engine that cannot speculate, clearly: standby is not free."""
+    found = verify(samples({"batch 16": {"off": 1.0, "policy": 1.03, "eagle3 K=3": 2.0}}, spread=0.002))
+
+    assert found.verdict == "withdrawn"
+    assert "of an engine without speculation, at least 0.98 is asked" in found.reasons[0]
+
+
+def test_policy_whose_loss_lies_in_the_noise_is_inconclusive():
+    """A value below the limit with an interval beyond 1 neither keeps nor withdraws."""
+    found = verify(samples({"batch 16": {"off": 1.0, "policy": 1.04, "eagle3 K=3": 2.0}}, spread=0.2))
+
+    assert found.verdict == "inconclusive"
+    assert "within the noise" in found.reasons[0]
+
+
+def test_nothing_measured_is_inconclusive():
+    """No samples, no verdict."""
+    assert verify([]).verdict == "inconclusive"
+
+
+def test_small_batches_of_a_ramp_are_judged_by_themselves():
+    """A policy that wins over the ramp and loses in its quiet half is seen."""
+
+    def part(size, seconds, emitted):
+        return LoadPart(batch_size=size, config="x", num_rounds=10, seconds=seconds, num_emitted=emitted)
+
+    found = verify(
+        [
+            LoadSample(
+                load="ramp", arm=arm, repeat=repeat, seconds=seconds, num_tokens=100, tpot_s=None, parts=parts
+            )
+            for repeat in range(4)
+            for arm, seconds, parts in (
+                ("off", 3.0 + 0.01 * repeat, (part(2, 1.0, 20), part(8, 2.0, 80))),
+                ("policy", 2.9, (part(2, 1.5, 20), part(8, 1.4, 80))),
+            )
+        ],
+        parts_up_to=4,
+    )
+
+    assert [(load.load, load.verdict) for load in found.loads] == [
+        ("ramp", "kept"),
+        ("ramp, rounds of at most 4", "withdrawn"),
+    ]
+
+
+def test_switch_cost_is_told_in_plain_rounds():
+    """0.3 s over two switches, plain rounds of 0.1 s: 1.5 rounds each."""
+    plain = LoadPart(batch_size=1, config="off", num_rounds=10, seconds=1.0, num_emitted=10)
+    found = verify(
+        [
+            LoadSample(
+                load="r", arm="off", repeat=0, seconds=1.0, num_tokens=10, tpot_s=None, parts=(plain,)
+            ),
+            LoadSample(
+                load="r",
+                arm="policy",
+                repeat=0,
+                seconds=1.0,
+                num_tokens=10,
+                tpot_s=None,
+                num_switches=2,
+                switch_s=0.3,
+            ),
+        ]
+    )
+
+    assert found.switch_cost_rounds == pytest.approx(1.5)
+
+
+def test_policy_carries_its_verification(policy):
+    """The file with the verdict fits the published schema, the document is strict JSON."""
+    found = verify(samples(GOOD))
+    kept = json.loads(json.dumps(with_verification(policy, found, "reference"), allow_nan=False))
+
+    jsonschema.Draft202012Validator(policy_schema()).validate(kept)
+
+    assert kept["verification"] == {"verdict": "kept", "engine": "reference", "reasons": [], "advice": None}
+    assert json.loads(json.dumps(document(found), allow_nan=False))["loads"][0]["over_off"]["num_runs"] == 4
+
+
+def test_sample_survives_json():
+    """What is on disk is what was measured."""
+    part = LoadPart(batch_size=1, config="off", num_rounds=1, seconds=0.5, num_emitted=1)
+    sample = LoadSample(load="r", arm="off", repeat=0, seconds=1.0, num_tokens=2, tpot_s=0.5, parts=(part,))
+
+    assert LoadSample.from_dict(json.loads(json.dumps(sample.to_dict()))) == sample
