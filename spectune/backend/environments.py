@@ -216,8 +216,8 @@ def _fill(recipe: Recipe, python: str, run: Run, say: Callable[[str], None], bas
     say(f"installing {recipe.requirement}: some minutes")
     if recipe.beside:
         _step(run, [*pip, *recipe.beside], f"what {recipe.engine} imports cannot be installed", base)
-    alone = ["--no-deps"] if recipe.beside else []
-    _step(run, [*pip, *alone, recipe.requirement], f"{recipe.requirement} cannot be installed", base)
+    own = [*pip, "--no-deps", recipe.requirement] if recipe.beside else [*pip, recipe.requirement]
+    _step(run, own, f"{recipe.requirement} cannot be installed", base)
     if recipe.unwanted:
         arguments = [python, "-m", "pip", "uninstall", "--yes", *recipe.unwanted]
         _step(run, arguments, f"{', '.join(recipe.unwanted)} cannot be removed", base)

@@ -28,6 +28,7 @@ from spectune.backend.sglang_command import (
     check_version,
     common_environment,
     extra_value,
+    flag_name,
     program,
     server_arguments,
 )
@@ -129,7 +130,7 @@ class SglangBackend(LaunchedBackend):
             config,
             attention_backend=extra_value(self._extra, "attention-backend"),
             page_size=int(page) if page is not None and page.isdecimal() else None,
-            has_dp_attention="--enable-dp-attention" in self._extra,
+            has_dp_attention=any(flag_name(word) == "enable-dp-attention" for word in self._extra),
         )
 
     def command(self, launch: Launch, *, port: int, served_model: str) -> ServerCommand:

@@ -37,14 +37,14 @@ ALIASES: Mapping[str, str] = {
 
 # Flags of earlier versions and of vLLM, and what says the same.
 RENAMED: Mapping[str, str] = {
-    "speculative-num-speculative-tokens": "--speculative-num-steps",
-    "num-speculative-tokens": "--speculative-num-steps",
-    "speculative-model": "--speculative-draft-model-path",
-    "speculative-config": "--speculative-algorithm, --speculative-draft-model-path and the three numbers",
-    "eagle-topk": "--speculative-eagle-topk",
-    "num-draft-tokens": "--speculative-num-draft-tokens",
-    "max-num-seqs": "--max-running-requests",
-    "max-model-len": "--context-length",
+    "speculative-num-speculative-tokens": "speculative-num-steps",
+    "num-speculative-tokens": "speculative-num-steps",
+    "speculative-model": "speculative-draft-model-path",
+    "speculative-config": "speculative-algorithm, speculative-draft-model-path and the three numbers",
+    "eagle-topk": "speculative-eagle-topk",
+    "num-draft-tokens": "speculative-num-draft-tokens",
+    "max-num-seqs": "max-running-requests",
+    "max-model-len": "context-length",
 }
 
 # What the measurement itself decides; the same flag twice would undo it in silence.
@@ -122,13 +122,13 @@ def check_extra(extra: Sequence[str]) -> None:
 
 
 def flag_name(word: str) -> str:
-    """`--speculative_draft-model=x` is `speculative-draft-model-path`: one name for every spelling."""
+    """`speculative_draft-model=x` is `speculative-draft-model-path`: one name for every spelling."""
     name = word.lstrip("-").split("=")[0].replace("_", "-")
     return ALIASES.get(name, name)
 
 
 def extra_value(extra: Sequence[str], name: str) -> str | None:
-    """Value of a flag among the user's own arguments, `--name value` or `--name=value`; the last one."""
+    """Value of a flag among the user's own arguments, with a space or an equals sign before it; the last one."""
     found = None
     for index, word in enumerate(extra):
         if not word.startswith("-") or flag_name(word) != name:

@@ -138,7 +138,7 @@ def _served(row: Mapping[str, Any], path: Path, number: int) -> ImportedPoint:
         if not _is_number(row.get(key)):
             raise UsageError(
                 f"{path} line {number} is no result of bench_serving: {key} is {row.get(key)!r}",
-                hint="give the file that --output-file named",
+                hint="give the file that bench_serving wrote its results to",
             )
     cautions: list[str] = []
     info = row.get("server_info")

@@ -138,9 +138,9 @@ def test_two_spellings_of_a_flag_are_one_name(spelling: str, name: str) -> None:
 @pytest.mark.parametrize(
     ("word", "successor"),
     [
-        ("--num-speculative-tokens", "--speculative-num-steps"),
-        ("--speculative-model", "--speculative-draft-model-path"),
-        ("--max-num-seqs=8", "--max-running-requests"),
+        ("--num-speculative-tokens", "speculative-num-steps"),
+        ("--speculative-model", "speculative-draft-model-path"),
+        ("--max-num-seqs=8", "max-running-requests"),
     ],
 )
 def test_unknown_flag_is_caught_before_a_start_with_the_name_it_has(word: str, successor: str) -> None:
