@@ -19,7 +19,7 @@ from torch import Tensor
 
 from spectune.engine.kv_cache import KVCache, SlotView
 from spectune.engine.plain_pass import PlainPass
-from spectune.engine.uploads import on_device
+from spectune.engine.uploads import is_remote, on_device
 
 COLUMN_BUCKET = 256  # columns are rounded up to a multiple: max_len / 256 graphs for each B and T
 MAX_STATIC_TOKENS = 32  # longer passes are prefill, which comes in too many shapes
@@ -73,7 +73,7 @@ class StaticPass:
         if shaped is None:
             shaped = self._passes[shape] = _ShapedPass(self._plain, shape, ids.device)
         shaped.fill(ids, positions, slots, lengths, ancestors)
-        if is_new or ids.device.type != "cuda":
+        if is_new or not is_remote(ids):
             return shaped.call(cache)
         if shaped.graph is None:
             self._pool = self._pool or torch.cuda.graph_pool_handle()
