@@ -168,7 +168,7 @@ def server_arguments(
         "enable-cache-report": True,
         # sampling defaults of the model's own file would fill what a client leaves out
         "sampling-defaults": "openai",
-        "random-seed": "0",
+        "random-seed": "1",
         "disable-cuda-graph": settings.disable_cuda_graph,
     }
     if settings.chat_template is not None:

@@ -147,10 +147,12 @@ def launch_lines(backend: LaunchedBackend, points: tuple[Point, ...]) -> list[st
     return lines
 
 
-def start_line(plan: SweepPlan, work_s: float, *, is_eager: bool) -> str:
-    """Number of starts and minutes, before anything is started."""
+def start_line(plan: SweepPlan, work_s: float | None, *, is_eager: bool) -> str:
+    """Number of starts, and minutes where they are known (`work_s`), before anything is started."""
     several = any(len(prompt.turns) > 1 for prompt in plan.workload.prompts)  # answered in a start of its own
     starts = len(plan.configs) * plan.repeats + plan.is_bracketed + several
+    if work_s is None:
+        return f"{starts} starts; how long they and the requests take is not known for this engine"
     start_s = EAGER_START_S if is_eager else COMPILED_START_S
     return (
         f"{starts} starts of about {start_s:.0f} s, then about {duration(work_s)} of requests for the default "

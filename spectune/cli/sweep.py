@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from spectune.records import Backend
     from spectune.tune.plan import SweepPlan
 
+UNTIMED = ("simulated", "sglang")
+"""Backends whose seconds nobody has measured on the machine of the other estimates."""
+
 
 @with_flags(SweepOptions)
 def sweep(
@@ -123,7 +126,7 @@ def show_plan(options: SweepOptions, *, as_json: bool) -> int:
     backend = open_backend(options)
     plan = plan_of(options, read_workload(options), backend)
     # Only the default target on the CPU has been timed.
-    is_timed = options.backend != "simulated" and options.model is None and options.device == "cpu"
+    is_timed = options.backend not in UNTIMED and options.model is None and options.device == "cpu"
     estimate_s = work_s(plan) if is_timed else None
     if as_json:
         commands = start_lines(options, plan, backend)
@@ -149,7 +152,8 @@ def start_lines(options: SweepOptions, plan: SweepPlan, backend: Backend) -> lis
     if not isinstance(backend, LaunchedBackend):
         return []
     is_eager = options.enforce_eager is not False
-    return [start_line(plan, work_s(plan), is_eager=is_eager), *launch_lines(backend, plan.points)]
+    seconds = None if options.backend in UNTIMED else work_s(plan)
+    return [start_line(plan, seconds, is_eager=is_eager), *launch_lines(backend, plan.points)]
 
 
 def plan_lines(plan: SweepPlan) -> list[str]:
