@@ -1,0 +1,203 @@
+"""`spectune tune` and `spectune profile` on the simulated engine."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+Spectune = Callable[..., Any]
+
+TINY = (
+    *("tune", "--backend", "simulated", "--method", "eagle3", "--num-tokens", "1,2,3", "--topk", "1"),
+    *("--batch-size", "1", "--max-tokens", "24", "--finalists", "2", "--profile-seconds", "0"),
+    *("--trace-prompts", "16"),
+)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished tuning; copy it before changing it."""
+    from spectune.cli.app import run
+
+    path = tmp_path_factory.mktemp("runs") / "tuned"
+    assert 0 == run([*TINY, "--output-dir", str(path)])
+    return path
+
+
+def test_tune_leaves_evidence_verdict_and_commands(finished: Path) -> None:
+    """Trace, surface, tuning, summary, policy and a page that tells how it was tuned."""
+    names = {path.name for path in finished.iterdir()}
+    page = (finished / "report.html").read_text(encoding="utf-8")
+
+    assert {"trace.npz", "time-surface.json", "tuning.json", "summary.json", "policy.json"} <= names
+    assert 'id="tuning"' in page
+    assert "SIMULATED" in page
+    assert "chart-tuning-scatter" in page
+    assert "not measured" in page
+
+
+def test_tune_prints_prediction_measurement_break_even_and_what_was_left_out(spectune: Spectune) -> None:
+    """One table a load with both numbers side by side, then the verdict and the commands to copy."""
+    done = spectune(*TINY, "--output-dir", "run")
+
+    assert done.exit_code == 0
+    for words in (
+        "predicted speedup", "AL to break even", "kept none", "not measured: 1 configurations",
+        "acceptance length of eagle3 K=3", "steps)", "SIMULATED", "vllm serve",
+    ):  # fmt: skip
+        assert words in " ".join(done.stdout.split())
+
+
+def test_tune_json_is_one_document(spectune: Spectune) -> None:
+    """Tuning and summary on stdout, everything else on stderr."""
+    done = spectune(*TINY, "--output-dir", "run", "--json")
+
+    told = json.loads(done.stdout)
+    assert {"tuning", "summary"} == set(told)
+    row = told["tuning"]["cells"][0]["predicted"][0]
+    assert {"survival", "conditional_acceptance", "zero_accept_share"} <= set(row)
+
+
+def test_dry_run_runs_nothing(spectune: Spectune) -> None:
+    """The plan with its counts; no directory is made."""
+    done = spectune(*TINY, "--dry-run", "--json")
+
+    told = json.loads(done.stdout)
+    assert (4, 2) == (told["predicted"], told["finalists_per_cell"])
+    assert not Path("runs").exists()
+
+
+def test_resume_of_a_finished_tuning_measures_nothing(finished: Path, spectune: Spectune) -> None:
+    """Same winner, same points, exit code 0."""
+    shutil.copytree(finished, "run")
+    before = Path("run/points.jsonl").read_text()
+
+    done = spectune("tune", "--resume", "run", "--json")
+
+    assert done.exit_code == 0
+    assert before == Path("run/points.jsonl").read_text()
+    winners = [cell["race"]["winner_label"] for cell in json.loads(done.stdout)["tuning"]["cells"]]
+    assert winners == [
+        cell["race"]["winner_label"] for cell in json.loads((finished / "tuning.json").read_text())["cells"]
+    ]
+
+
+def test_resume_with_another_flag_is_refused(finished: Path, spectune: Spectune) -> None:
+    """Other settings would be another run; the flag is named."""
+    done = spectune("tune", "--resume", str(finished), "--finalists", "3")
+
+    assert done.exit_code == 2
+    assert "--finalists" in done.stderr
+
+
+def test_report_draws_a_tuned_run_again(finished: Path, spectune: Spectune) -> None:
+    """From files alone, with the section on tuning."""
+    done = spectune("report", str(finished), "--output", "page.html")
+
+    assert done.exit_code == 0
+    assert 'id="tuning"' in Path("page.html").read_text(encoding="utf-8")
+
+
+def test_synthetic_prompts_are_refused_unless_forced(spectune: Spectune) -> None:
+    """Acceptance on drawn words decides nothing; forced, the page carries the label in its title."""
+    assert 0 == spectune("workload", "synth", "drawn.jsonl", "--num-prompts", "40").exit_code
+
+    refused = spectune(*TINY, "--dataset-path", "drawn.jsonl", "--output-dir", "one")
+    forced = spectune(*TINY, "--dataset-path", "drawn.jsonl", "--output-dir", "two", "--allow-synthetic")
+
+    assert refused.exit_code == 5
+    assert "synthetic" in refused.stderr
+    assert forced.exit_code == 0
+    title = Path("two/report.html").read_text(encoding="utf-8").split("<title>")[1].split("</title>")[0]
+    assert "SYNTHETIC" in title
+
+
+def test_own_prompts_have_acceptance_by_category_and_length_with_counts(spectune: Spectune) -> None:
+    """A file of one's own traffic, short and long prompts: each group stands with its steps."""
+    lines = [
+        {"prompt": ("word " * (6000 if i % 2 else 20)).strip(), "category": "support" if i % 3 else "sales"}
+        for i in range(48)
+    ]
+    Path("traffic.jsonl").write_text("\n".join(map(json.dumps, lines)))
+
+    done = spectune(*TINY, "--dataset-path", "traffic.jsonl", "--output-dir", "run", "--json")
+
+    told = json.loads(done.stdout)["tuning"]["traces"][0]["acceptance"][0]
+    assert {"support", "sales"} == set(told["by_category"])
+    assert {"< 128", "2048..8191"} <= set(told["by_context_tokens"])
+    groups = [*told["by_category"].values(), *told["by_context_tokens"].values()]
+    assert all(group["num_steps"] > 0 for group in groups)
+
+
+def test_knobs_are_searched_from_the_winner_and_kept_in_storage(spectune: Spectune) -> None:
+    """Every combination once; the storage file is there for other workers."""
+    knob = ("--knob", "has_trees=true:false", "--storage", "sqlite:///study.db")
+
+    done = spectune(*TINY, "--output-dir", "run", *knob, "--json")
+
+    told = json.loads(done.stdout)["tuning"]["knobs"]
+    assert (2, "exhausted") == (len(told["tried"]), told["end"])
+    assert Path("study.db").is_file()
+
+
+def test_goodput_needs_its_promises(spectune: Spectune) -> None:
+    """The objective without a limit is a usage error that shows one."""
+    done = spectune(*TINY, "--objective", "goodput")
+
+    assert done.exit_code == 2
+    assert "--goodput" in done.stderr
+
+
+def test_profile_saves_a_surface_that_tune_takes(spectune: Spectune) -> None:
+    """Then nothing is profiled again."""
+    shared = TINY[1:11]
+    made = spectune(
+        "profile", *shared, "--max-tokens", "24", "--profile-seconds", "0", "--output-dir", "surface"
+    )
+    again = spectune(
+        *(
+            "profile",
+            *shared,
+            "--max-tokens",
+            "24",
+            "--profile-seconds",
+            "0",
+            "--against",
+            "surface",
+            "--json",
+        )
+    )
+
+    done = spectune(*TINY, "--surface", "surface", "--output-dir", "run")
+
+    assert (0, 0, 0) == (made.exit_code, again.exit_code, done.exit_code)
+    assert "held-out error" in made.stdout
+    assert json.loads(again.stdout)["repeatability"][1] < 0.03
+    assert not Path("run/time-surface.json").exists()
+
+
+def test_profile_takes_step_times_from_a_run(spectune: Spectune) -> None:
+    """For engines that cannot time rounds: a step of the stored requests at each load."""
+    sweep = (
+        *("sweep", "--backend", "simulated", "--method", "eagle3", "--num-tokens", "1,3", "--topk", "1"),
+        *("--batch-size", "1", "--num-prompts", "8", "--max-tokens", "16", "--output-dir", "run"),
+    )
+    assert 0 == spectune(*sweep).exit_code
+
+    told = json.loads(spectune("profile", "--run", "run", "--json").stdout)["surface"]
+
+    assert told["source"] == "steps"
+    steps = {point["config"]["num_steps"]: point["verify_s"] for point in told["points"]}
+    assert steps[0] < steps[1] < steps[3]
+
+
+def test_profile_dry_run_counts_points(spectune: Spectune) -> None:
+    """Shapes and loads; nothing is timed."""
+    done = spectune("profile", "--backend", "simulated", "--dry-run", "--json")
+
+    assert json.loads(done.stdout)["points"] >= 70
