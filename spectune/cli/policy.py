@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from spectune.cli import policy_verify
+from spectune.cli import policy_simulate, policy_verify
 from spectune.cli.console import print_json, say
 from spectune.errors import UsageError
 
@@ -133,6 +133,9 @@ def emit(
 app.command(epilog="Example: spectune policy verify runs/demo --backend simulated --num-runs 3")(
     policy_verify.verify
 )
+app.command(
+    epilog="Example: spectune policy simulate runs/demo --mix chat=.6,code=.4 --request-rate 2 --usd-per-gpu-hour 2.5"
+)(policy_simulate.simulate)
 
 
 def read_policy(source: Path) -> dict[str, Any]:

@@ -164,3 +164,36 @@ def test_verify_on_another_engine_is_exit_5(spectune: Spectune, swept: Path) -> 
 
     assert answer.code == 5
     assert "tensor_parallel_size 4 against 1" in answer.err
+
+
+def test_simulate_says_what_a_mix_saves(spectune: Spectune, swept: Path) -> None:
+    """Off first, the oracle last and never beaten; money only at a price that is given."""
+    answer = spectune(
+        "policy", "simulate", str(swept), "--mix", "chat=.6,code=.4", "--request-rate", "0.5",
+        "--num-prompts", "100", "--usd-per-gpu-hour", "2", "--json",
+    )  # fmt: skip
+    served = answer.document["served"]
+
+    assert answer.code == 0, answer.err
+    assert (served[0]["name"], served[-1]["name"]) == ("off", "oracle")
+    assert min(one["busy_s"] for one in served) == served[-1]["busy_s"]
+    assert answer.document["money"]["usd_per_mtok_policy"] < answer.document["money"]["usd_per_mtok_plain"]
+    assert answer.document["is_simulated_engine"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ((), "give --mix with --request-rate, or --arrivals"),
+        (("--mix", "chat=1"), "--mix needs --request-rate"),
+        (("--mix", "chat=2", "--request-rate", "1"), "the shares add up to 2"),
+    ],
+)
+def test_simulate_without_traffic_is_exit_2(
+    spectune: Spectune, swept: Path, flags: tuple[str, ...], words: str
+) -> None:
+    """The error names what is missing."""
+    answer = spectune("policy", "simulate", str(swept), *flags)
+
+    assert answer.code == 2
+    assert words in answer.err
