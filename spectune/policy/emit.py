@@ -65,6 +65,11 @@ def emit(
         raise UsageError(f"--format {form} is not known", hint=f"one of {', '.join(FORMS)}")
     if form != "text" and engine == ROUTER:
         raise UsageError(f"--format {form}: a router table is data, not a command", hint="--format text")
+    if form == "kubernetes" and engine == "sglang-yaml":
+        raise UsageError(
+            "--format kubernetes: sglang.yaml would name adaptive.json where it is not",
+            hint="--engine sglang",
+        )
     check_not_withdrawn(policy)
     text = EMITTERS[engine](policy, options or EmitOptions())
     return {"text": str, "serve.sh": as_script, "kubernetes": as_kubernetes}[form](text)

@@ -131,8 +131,8 @@ def sglang_launch(
         notes.append("batch sizes that speculate share captured graphs with such that do not: all are off")
         return SglangLaunch(flags=base, adaptive=None, notes=tuple(notes))
     notes.append(
-        "SGLang pads a batch to its captured graph sizes before the lookup, so each key is such a size and a "
-        "group of batch sizes runs the smallest speculation that the policy has for any of them; 0 steps is off"
+        "SGLang pads a batch to its captured graph sizes before the lookup, so edges lie between such sizes and "
+        "batch sizes of one graph run the smallest speculation that the policy has for any of them; 0 steps is off"
     )
     if by_acceptance:
         adaptive = with_acceptance(adaptive)
@@ -172,6 +172,8 @@ def sglang_adaptive(
 
     SGLang pads a batch to the next captured size and takes the largest key that is not above it. So the
     batch sizes between two captured ones run alike: the least steps that the policy has for any of them.
+    Keys are the first batch size after a captured one, so that a batch that runs without a graph, and is
+    not padded, finds the same.
     """
     found: Adaptive = {}
     below = 0
@@ -179,7 +181,7 @@ def sglang_adaptive(
     for size in captured:
         depth = min(_steps(rungs, batch, runs) for batch in range(below + 1, size + 1))
         if depth != previous:
-            found[str(below + 1 if previous is None else size)] = {"candidate_steps": [depth]}
+            found[str(below + 1)] = {"candidate_steps": [depth]}
         below, previous = size, depth
     return found
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
+from spectune.errors import UsageError
 from spectune.policy.emit import emit
 from spectune.policy.emit_sglang import sglang_launch, with_acceptance
 from spectune.policy.sglang_adaptive import AdaptivePolicy, captured_sizes
@@ -30,7 +31,7 @@ def flags_of(configs: Mapping[int, SpecConfig], **kwargs: Any) -> dict[str, str 
 
 
 def test_chain_policy_is_flags_and_an_adaptive_file() -> None:
-    """Keys are captured batch sizes where the depth changes, one depth each, 0 for off."""
+    """Keys are the batch sizes where the depth changes, one depth each, 0 for off."""
     text = emit(policy_of({1: chain(5), 2: chain(3), 5: OFF}, top=16), "sglang")
     adaptive = next(line for line in text.splitlines() if line.startswith("{"))
 
@@ -51,9 +52,10 @@ def test_batch_sizes_of_one_graph_run_the_least_of_their_policy() -> None:
     """9 and 10 share the graph of 10: a policy of 3 up to 9 and off from 10 is off at both."""
     launch = sglang_launch(policy_of({1: chain(3), 10: OFF}, top=16), 16)
     assert launch.adaptive is not None
-    policy = AdaptivePolicy(launch.adaptive, initial_steps=3, captured=captured_sizes(16))
 
-    assert [policy.steps(batch) for batch in (8, 9, 10, 11)] == [3, 0, 0, 0]
+    for captured in (captured_sizes(16), None):  # None: a batch that runs without a graph is not padded
+        policy = AdaptivePolicy(launch.adaptive, initial_steps=3, captured=captured)
+        assert [policy.steps(batch) for batch in (8, 9, 10, 11)] == [3, 0, 0, 0]
 
 
 def test_speculation_that_no_graph_has_for_itself_is_off() -> None:
@@ -139,3 +141,9 @@ def test_yaml_holds_what_the_flags_hold(configs: dict[int, SpecConfig]) -> None:
         launch.flags
     )
     assert launch.yaml.endswith("python -m sglang.launch_server --config sglang.yaml")
+
+
+def test_yaml_in_a_container_is_refused() -> None:
+    """The file inside the file would be looked for in the container's own folder."""
+    with pytest.raises(UsageError, match="adaptive.json where it is not"):
+        emit(policy_of({1: chain(3), 5: OFF}, top=16), "sglang-yaml", form="kubernetes")
