@@ -145,5 +145,5 @@ def test_yaml_holds_what_the_flags_hold(configs: dict[int, SpecConfig]) -> None:
 
 def test_yaml_in_a_container_is_refused() -> None:
     """The file inside the file would be looked for in the container's own folder."""
-    with pytest.raises(UsageError, match="adaptive.json where it is not"):
+    with pytest.raises(UsageError, match=r"adaptive\.json where it is not"):
         emit(policy_of({1: chain(3), 5: OFF}, top=16), "sglang-yaml", form="kubernetes")
