@@ -20,7 +20,7 @@ from spectune.engine.rounds import Rounds
 from spectune.engine.running import Running
 from spectune.engine.scheduler import Engine
 from spectune.engine.verify import ForcedAcceptance
-from spectune.records import Request, RoundRecord, Sampling, SpecConfig
+from spectune.records import Request, RoundRecord, Sampling, SpecConfig, StepRecord
 from tests.gpu.models import Loaded
 
 SPARE = 0.9
@@ -30,9 +30,11 @@ OUTPUT_BUDGET = 1 << 40  # rows never end
 
 @dataclass(slots=True)
 class Timed:
-    """Rounds of one configuration, in the order in which they ran."""
+    """Rounds of one configuration, in the order in which they ran; `steps` of each row of a shape, from
+    which forced acceptance counts, go on from run to run."""
 
     rounds: list[RoundRecord] = field(default_factory=list)
+    steps: list[list[StepRecord]] = field(default_factory=list)
     num_accepted: int = 0
     num_steps: int = 0
     peak_memory_bytes: int | None = None
@@ -94,6 +96,9 @@ class Shape:
         """Decode rounds of a configuration; records go to `into`."""
         run = self._runs[config.is_off]
         forced = None if forced_length is None else ForcedAcceptance(forced_length - 1)
+        into.steps = into.steps or [[] for _ in self._rows]
+        for row, steps in zip(self._rows, into.steps, strict=True):
+            row.steps = steps
         reset_peak_memory(self.model.target.device)
         for _ in range(num_rounds):
             self._rewind()
@@ -106,7 +111,7 @@ class Shape:
         into.peak_memory_bytes = max(filter(None, (into.peak_memory_bytes, peak)), default=None)
 
     def _rewind(self) -> None:
-        """Every row back at the context, its last token 1; steps go on, forced acceptance counts them."""
+        """Every row back at the context, its last token 1."""
         for row in self._rows:
             row.length = self.context_tokens
             row.output_ids[:] = [1]
