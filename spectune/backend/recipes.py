@@ -95,6 +95,11 @@ def engine_names() -> tuple[str, ...]:
 def recipe_for(engine: str, device: str) -> Recipe:
     """The recipe; UsageError for an engine or device without one."""
     recipe = _RECIPES.get((engine, device))
+    if recipe is None and device == PARSER and engine in engine_names():
+        raise UsageError(
+            f"--{PARSER}-only: engine {engine} is installed whole or not at all",
+            hint=f"spectune engines install {engine}",
+        )
     if recipe is None and engine in engine_names():
         raise UsageError(
             f"engine {engine} has no build for {device}: it needs a GPU",

@@ -210,3 +210,19 @@ def test_head_that_accepts_nothing_is_called_ineffective(arguments: Callable[...
     done = spectune(*arguments("--max-tokens", "40", truth={"acceptance": [0.0], "output_tokens": 40}))
 
     assert "draft ineffective" in done.stdout
+
+
+def test_sweep_goes_on_without_what_cannot_run(arguments: Callable[..., list[str]], tmp_path: Path) -> None:
+    """A tree that the attention backend does not take is listed with the reason; the chain is measured."""
+    done = spectune(
+        *arguments("--topk", "1,2", "--num-draft-tokens", "6"),
+        "--extra-server-args",
+        "--attention-backend triton --page-size 16",
+    )
+
+    assert done.returncode == 0, done.stderr
+    store = RunStore.open(tmp_path / "run")
+    assert {outcome.point.config.label for outcome in store.outcomes().values()} == {"off", "ngram K=3"}
+    assert store.manifest["pruned"] == [
+        ["ngram D=3 k=2 N=6", "topk 2 with page size 16 runs on flashinfer, not on triton"]
+    ]

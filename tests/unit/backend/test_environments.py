@@ -262,3 +262,9 @@ def test_modules_of_another_interpreter_are_found_without_importing_them() -> No
     """What is there is found, what is not is not; nothing is executed."""
     assert holds_module(sys.executable, "this")  # importing it would print a poem
     assert not holds_module(sys.executable, "no_such_module_anywhere")
+
+
+def test_install_vllm_has_no_parser_alone(tmp_path: Path) -> None:
+    """Its CPU build serves, so there is nothing to leave out."""
+    with pytest.raises(UsageError, match="whole or not at all"):
+        install("vllm", device=environments.PARSER, root=tmp_path)
