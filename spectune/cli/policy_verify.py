@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -16,7 +16,7 @@ from spectune.errors import UsageError
 if TYPE_CHECKING:
     from spectune.measure.policy_verify import Serves
     from spectune.policy.verification import Verification
-    from spectune.records import Backend, SpecConfig
+    from spectune.records import Backend, Chooser, SpecConfig
     from spectune.records.policy_load import LoadSample, PolicyArm, PolicyLoad
 
 SAMPLES, VERDICT = "samples.jsonl", "verification.json"
@@ -61,6 +61,12 @@ def verify(
     switch_rounds: Annotated[
         float, typer.Option("--switch-rounds", min=0, help="Simulated: plain rounds that each switch costs.")
     ] = 0.0,
+    online: Annotated[
+        bool,
+        typer.Option(
+            "--online", help="Serve with a chooser that learns, from this run's times, in place of the table."
+        ),
+    ] = False,
     output_dir: Annotated[
         Path | None,
         typer.Option("--output-dir", "-o", help="Samples and verdict; goes on with what is there."),
@@ -77,6 +83,8 @@ def verify(
     from spectune.cli.policy_tables import print_verification
 
     policy = read_policy(source)
+    if online and backend != "reference":
+        raise UsageError(f"--online runs in the reference engine, not with --backend {backend}")
     folder = output_dir or Path(f"runs/verify-{datetime.now():%Y-%m-%d-%H%M%S}")
     if backend == "vllm":
         from spectune.cli.policy_serve import serve_vllm
@@ -108,6 +116,7 @@ def verify(
             max_seconds=max_seconds,
             simulated_truth=simulated_truth,
             switch_rounds=switch_rounds,
+            chooser=learner_of(source, policy) if online else table_of(policy),
         )
     found = conclude(policy, samples, folder, backend=backend)
     if as_json:
@@ -135,6 +144,7 @@ def serve_here(
     max_seconds: float | None,
     simulated_truth: str | None,
     switch_rounds: float,
+    chooser: Callable[[], Chooser],
 ) -> tuple[list[LoadSample], bool]:
     """Samples of an engine of this process, old and new, and whether all are there."""
     from spectune.backend import create_backend
@@ -153,7 +163,7 @@ def serve_here(
     check_validity(policy, engine.fingerprint())
     arms = arms_of(policy, chains_of(policy, further))
     loads = loads_of(policy, max_batch_size, batch_sizes, max_tokens)
-    server = server_of(engine, policy, arms, max(load.peak for load in loads), switch_rounds)
+    server = server_of(engine, arms, max(load.peak for load in loads), switch_rounds, chooser)
     temperature = float(policy["validity"]["temperatures"][0])
     asked = requests_by_load(
         RequestBuilder(engine), load_workload(None).prompts, Sampling(temperature=temperature)
@@ -181,19 +191,13 @@ def loads_of(
 
 def server_of(
     engine: Backend,
-    policy: dict[str, Any],
     arms: Sequence[PolicyArm],
     batch_size: int,
     switch_rounds: float,
+    chooser: Callable[[], Chooser],
 ) -> Serves:
     """The engine with a fresh chooser for every serving of the policy."""
     from spectune.backend.simulated import SimulatedBackend
-    from spectune.policy.chooser import PolicyChooser
-
-    temperature = float(policy["validity"]["temperatures"][0])
-
-    def chooser() -> PolicyChooser:
-        return PolicyChooser(policy, temperature=temperature)
 
     if isinstance(engine, SimulatedBackend):
         from spectune.measure.policy_verify_simulated import SimulatedServer
@@ -211,6 +215,31 @@ def server_of(
         chooser=chooser,
         batch_size=batch_size,
     )
+
+
+def table_of(policy: dict[str, Any]) -> Callable[[], Chooser]:
+    """Choosers that run the policy's own table."""
+    from spectune.policy.chooser import PolicyChooser
+
+    temperature = float(policy["validity"]["temperatures"][0])
+    return lambda: PolicyChooser(policy, temperature=temperature)
+
+
+def learner_of(source: Path, policy: dict[str, Any]) -> Callable[[], Chooser]:
+    """Choosers that start from the run's round times and acceptance and learn while they serve."""
+    import time
+
+    from spectune.policy.learner import LearningChooser, measured_accepted
+    from spectune.policy.summary import summarize
+    from spectune.policy.verify_loads import arms_of
+    from spectune.store import RunStore
+
+    if not source.is_dir():
+        raise UsageError(f"--online needs the run directory of a sweep, {source} is a file")
+    store = RunStore.open(source)
+    surface, accepted = store.surface(), measured_accepted(summarize(store).cells)
+    configs = [arm.config for arm in arms_of(policy) if arm.config is not None]
+    return lambda: LearningChooser(surface, accepted, configs, clock=time.perf_counter)
 
 
 def head_of(policy: dict[str, Any]) -> str | None:

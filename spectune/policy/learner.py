@@ -9,8 +9,9 @@ were not run for long are looked at again, as often as a budget of lost time all
 from __future__ import annotations
 
 import bisect
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
+from spectune.policy.comparison import CellComparison
 from spectune.records import Cell, Clock, RoundTimes, SpecConfig
 
 BUDGET = 0.005
@@ -143,3 +144,14 @@ class LearningChooser:
         low, high = sizes[right - 1], sizes[right]
         share = (batch_size - low) / (high - low)
         return own[low] + share * (own[high] - own[low])
+
+
+def measured_accepted(cells: Iterable[CellComparison]) -> dict[str, float]:
+    """Drafts accepted a round by configuration label, from the smallest measured batch."""
+    found: dict[str, float] = {}
+    for cell in sorted(cells, key=lambda cell: -cell.cell.batch_size):
+        for arm in cell.arms:
+            length = None if arm.acceptance is None else arm.acceptance.acceptance_length
+            if length is not None and not arm.config.is_off:
+                found[arm.config.label] = length - 1
+    return found

@@ -17,7 +17,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from spectune.cli.policy_verify import conclude, serve_here
+from spectune.cli.policy_verify import conclude, serve_here, table_of
 from spectune.policy.build import build_from_runs
 from spectune.policy.file import load_policy
 from spectune.policy.verification import LoadVerdict, Verification
@@ -53,6 +53,7 @@ def main() -> int:
         max_seconds=arguments.max_seconds,
         simulated_truth=None,
         switch_rounds=0.0,
+        chooser=table_of(policy),
     )
     found = conclude(policy, samples, arguments.output_dir, backend="reference")
     wrong = tell(found)

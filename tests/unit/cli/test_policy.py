@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 from spectune.backend.simulated import SimulatedBackend
+from spectune.cli.policy_verify import learner_of
+from spectune.errors import UsageError
 from spectune.policy.summary import summarize
 from spectune.records import Sampling, SpecConfig
 from spectune.tune.plan import plan_sweep
@@ -138,6 +140,18 @@ def test_policy_whose_switches_cost_is_withdrawn_and_not_emitted(spectune: Spect
     assert answer.document["advice"].startswith("serve ")
     assert emitted.code == 2
     assert "is withdrawn" in emitted.err
+
+
+def test_learning_chooser_needs_the_reference_engine_and_a_run(spectune: Spectune, swept: Path) -> None:
+    """Declared times have a clock of their own, and a policy file holds no times to start from."""
+    spectune("policy", "build", str(swept), "--output", "policy.json")
+
+    simulated = verify(spectune, "--online")
+    with pytest.raises(UsageError, match="--online needs the run directory"):
+        learner_of(Path("policy.json"), {})
+
+    assert simulated.code == 2
+    assert "--online runs in the reference engine" in simulated.err
 
 
 def test_verification_goes_on_where_it_stopped(spectune: Spectune, swept: Path) -> None:
