@@ -19,7 +19,7 @@ import tempfile
 import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, ClassVar
+from typing import Any
 
 FIELDS = (
     "model_path", "served_model_name", "device", "dtype", "attention_backend", "page_size", "context_length",
@@ -127,7 +127,9 @@ def _declare_operators() -> None:
 class _Kernels(types.ModuleType):
     """A package of functions that cannot run here."""
 
-    __path__: ClassVar[list[str]] = []
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.__path__: list[str] = []  # what makes a module a package
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         if name.startswith("__"):

@@ -33,7 +33,8 @@ def list_engines(
     as_json: Annotated[bool, typer.Option("--json", help="Print the environments as JSON.")] = False,
 ) -> None:
     """Print which engines are installed, and which can be."""
-    from spectune.backend.environments import engine_names, engines_dir, installed
+    from spectune.backend.environments import engines_dir, installed
+    from spectune.backend.recipes import engine_names
 
     found = installed()
     if as_json:
@@ -67,12 +68,13 @@ def install(
 ) -> None:
     """Install an engine in an environment of its own; nothing of it is loaded into spectune."""
     from spectune.backend import environments
+    from spectune.backend.recipes import PARSER
 
     if parser_only and device is not None:
         raise UsageError(
             f"--parser-only is for no device, --device {device} is for one", hint="give one of them"
         )
-    device = environments.PARSER if parser_only else device
+    device = PARSER if parser_only else device
     made = environments.install(
         engine, device=device, python=None if base_python is None else str(base_python), say=say
     )

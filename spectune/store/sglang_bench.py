@@ -150,6 +150,9 @@ def _served(row: Mapping[str, Any], path: Path, number: int) -> ImportedPoint:
     settings = _settings(row, cautions)
     is_sound = status is Status.OK
     rate = row.get("request_rate")
+    durations: dict[str, Any] = {
+        ours: _durations(row, theirs) if is_sound else None for ours, theirs in METRICS.items()
+    }
     try:
         measurement = ServedMeasurement(
             num_requests=completed + failed,
@@ -158,9 +161,9 @@ def _served(row: Mapping[str, Any], path: Path, number: int) -> ImportedPoint:
             duration_s=float(row["duration"]),
             total_input_tokens=int(row["total_input_tokens"]),
             total_output_tokens=int(row["total_output_tokens"]),
-            request_rate=float(rate) if _is_number(rate) else None,
+            request_rate=None if rate is None or not _is_number(rate) else float(rate),
             max_concurrency=row.get("max_concurrency"),
-            **{ours: _durations(row, theirs) if is_sound else None for ours, theirs in METRICS.items()},
+            **durations,
         )
     except ValueError as error:
         raise UsageError(f"{path} line {number} cannot be true: {error}") from error

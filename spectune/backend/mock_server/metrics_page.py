@@ -81,8 +81,8 @@ def sglang_metrics_page(settings: MockSettings, engine: Engine) -> str:
         ]
         if counters.num_steps:
             gauges.append(("spec_accept_length", 1 + counters.num_accepted / counters.num_steps))
-    for name, value in gauges:
-        lines += [f"# TYPE sglang:{name} gauge", f"sglang:{name}{labels} {float(value)}"]
+    for name, level in gauges:
+        lines += [f"# TYPE sglang:{name} gauge", f"sglang:{name}{labels} {float(level)}"]
     return "\n".join(lines) + "\n"
 
 

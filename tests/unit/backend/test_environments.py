@@ -211,7 +211,7 @@ def test_install_sglang_parser_takes_the_package_without_its_dependencies(tmp_pa
     """The CPU build of torch, what the package imports, then the wheel alone; then its own code loads."""
     commands = SglangCommands()
 
-    made = install("sglang", device=environments.PARSER, root=tmp_path, run=commands)
+    made = install("sglang", device=recipes.PARSER, root=tmp_path, run=commands)
 
     pip = commands.pip()
     assert pip[0] == ["install", "torch==2.13.0+cpu"]
@@ -225,7 +225,7 @@ def test_install_sglang_parser_takes_the_package_without_its_dependencies(tmp_pa
 
 def test_parser_environment_checks_and_never_serves(tmp_path: Path) -> None:
     """It is found for checks; a server is refused with what to install."""
-    made = install("sglang", device=environments.PARSER, root=tmp_path, run=SglangCommands())
+    made = install("sglang", device=recipes.PARSER, root=tmp_path, run=SglangCommands())
 
     assert environments.find_parser("sglang", tmp_path) == made
     with pytest.raises(BackendMissing, match="engine sglang is not installed"):
@@ -250,7 +250,7 @@ def test_install_sglang_without_a_gpu_says_that_it_needs_one(tmp_path: Path) -> 
 
 def test_remove_takes_the_parser_or_the_server(tmp_path: Path) -> None:
     """Two environments of one engine stand side by side and go one by one."""
-    install("sglang", device=environments.PARSER, root=tmp_path, run=SglangCommands())
+    install("sglang", device=recipes.PARSER, root=tmp_path, run=SglangCommands())
     install("sglang", device="cuda", root=tmp_path, run=SglangCommands())
 
     remove("sglang", tmp_path, parser_only=True)
@@ -267,4 +267,4 @@ def test_modules_of_another_interpreter_are_found_without_importing_them() -> No
 def test_install_vllm_has_no_parser_alone(tmp_path: Path) -> None:
     """Its CPU build serves, so there is nothing to leave out."""
     with pytest.raises(UsageError, match="whole or not at all"):
-        install("vllm", device=environments.PARSER, root=tmp_path)
+        install("vllm", device=recipes.PARSER, root=tmp_path)
