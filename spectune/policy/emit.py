@@ -72,7 +72,8 @@ def emit(
         )
     check_not_withdrawn(policy)
     text = EMITTERS[engine](policy, options or EmitOptions())
-    return {"text": str, "serve.sh": as_script, "kubernetes": as_kubernetes}[form](text)
+    writers: dict[str, Callable[[str], str]] = {"serve.sh": as_script, "kubernetes": as_kubernetes}
+    return writers[form](text) if form in writers else text
 
 
 def emit_all(policy: Mapping[str, Any], *, max_batch_size: int | None = None) -> dict[str, str]:
