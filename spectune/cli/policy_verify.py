@@ -81,6 +81,7 @@ def verify(
     """
     from spectune.cli.policy import read_policy
     from spectune.cli.policy_tables import print_verification
+    from spectune.policy.verification import unmeasured_places
 
     policy = read_policy(source)
     if online and backend != "reference":
@@ -123,6 +124,9 @@ def verify(
         print_json(_document(found, is_complete, is_simulated=backend == "simulated"))
     else:
         print_verification(found, is_simulated=backend == "simulated")
+    if places := unmeasured_places(policy, found):
+        sizes = ",".join(map(str, places))
+        say(f"not measured there, only inferred: spectune sweep --batch-size {sizes} decides it")
     say(f"samples and verdict: {folder}")
     if not is_complete:
         say("not all runs are done: the same command with this --output-dir goes on")

@@ -187,6 +187,29 @@ def _told(ratio: Interval) -> str:
     return f"{ratio.value:.2f}x ({ratio.low:.2f} to {ratio.high:.2f})"
 
 
+def unmeasured_places(policy: Mapping[str, Any], found: Verification) -> tuple[int, ...]:
+    """Batch sizes whose loads were not kept and that the policy was never measured at."""
+    sizes = []
+    for load in found.loads:
+        name, _, number = load.load.partition(" ")
+        if load.verdict == KEPT or name != "batch" or not number.isdigit():
+            continue
+        size = int(number)
+        cell = next(
+            (
+                cell
+                for cell in policy["cells"]
+                if cell["category"] is None
+                and cell["batch"][0] <= size
+                and (cell["batch"][1] is None or size <= cell["batch"][1])
+            ),
+            None,
+        )
+        if cell is None or f"measured at batch {size}," not in cell["source"]:
+            sizes.append(size)
+    return tuple(sizes)
+
+
 def with_verification(policy: Mapping[str, Any], found: Verification, engine: str) -> dict[str, Any]:
     """The policy with what serving it showed."""
     told = {

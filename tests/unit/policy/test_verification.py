@@ -9,7 +9,7 @@ import pytest
 
 from spectune.policy.file import policy_schema
 from spectune.policy.table import build_policy
-from spectune.policy.verification import document, verify, with_verification
+from spectune.policy.verification import document, unmeasured_places, verify, with_verification
 from spectune.policy.verify_loads import arms_of, mixed, ramp, steady, steady_sizes
 from spectune.records import SpecConfig
 from spectune.records.policy_load import LoadPart, LoadSample
@@ -219,6 +219,19 @@ def test_policy_carries_its_verification(policy):
 
     assert kept["verification"] == {"verdict": "kept", "engine": "reference", "reasons": [], "advice": None}
     assert json.loads(json.dumps(document(found), allow_nan=False))["loads"][0]["over_off"]["num_runs"] == 4
+
+
+def test_loads_that_were_lost_without_a_measurement_are_named(make):
+    """Off at batch 2 and 3 is inferred from 1 and 4: losing there asks for a sweep, losing at 4 does not."""
+    cells = [make.compare(make.cell(1), make.arm(K3, 1.5)), make.compare(make.cell(4), make.arm(K3, 0.8))]
+    policy = build_policy(
+        cells, (), run_name="run", fingerprint=make.fingerprint(), contexts={c.cell: (20, 300) for c in cells}
+    )
+    lost = {"off": 1.0, "policy": 1.0, "eagle3 K=3": 0.7}
+
+    found = verify(samples({"batch 2": lost, "batch 4": lost, "mixed": lost}))
+
+    assert unmeasured_places(policy, found) == (2,)
 
 
 def test_sample_survives_json():
