@@ -20,12 +20,14 @@ from pathlib import Path
 import torch
 
 from spectune.engine.default_target import NAME, default_cache_dir
+from spectune.engine.kv_cache import SlotView
 from spectune.errors import SpectuneError
 from spectune.store.gpu_run import GPU_FILE, CheckRow, GpuDocument, PartState, RoundRow, read_gpu
 from tests.gpu import checks, machine, parts
-from tests.gpu.models import Models
+from tests.gpu.models import Models, random_target
 from tests.gpu.parts import OutOfTime, Work
 from tests.gpu.plan import ON_A_DEVICE, REHEARSAL, Plan
+from tests.gpu.shapes import wait
 
 SECONDS = 450.0
 """Of a call of 8 minutes; the rest is for starting Python and for the last shape to end."""
@@ -85,12 +87,16 @@ def run(options: argparse.Namespace, argv: list[str]) -> int:
     real = None if is_rehearsal else real_target(options.model)
     if real is None and not is_rehearsal:
         say(f"{NAME} is not at hand: the small model has random weights")
+    kernels, reason = working_kernels(device)
+    if reason is not None:
+        say(f"graphs cannot be captured here, so everything runs without them: {reason}")
+        document.provenance = {**document.provenance, "no_graphs": reason}
     work = Work(
         plan=REHEARSAL if is_rehearsal else ON_A_DEVICE,
         models=Models(device, real_target=real, say=say),
         document=document,
         dtype=torch.float32 if is_rehearsal else torch.bfloat16,
-        kernels="plain" if is_rehearsal else "auto",
+        kernels=kernels,
         check=lambda: None,
         keep=lambda row: None,
     )
@@ -155,6 +161,23 @@ def run_part(part: Part, work: Work, file: Path, *, ends_s: float) -> None:
     document.write(file)
     told = document.parts[name]
     say(f"{name}: {told.num_done} of {planned} rows in {time.monotonic() - start_s:.0f} s {reason or ''}")
+
+
+def working_kernels(device: torch.device) -> tuple[str, str | None]:
+    """`auto` where a captured pass of a toy runs, else `plain` and why: a call should not be lost to it."""
+    if device.type != "cuda":
+        return "plain", None
+    try:
+        target = random_target("toy", device, torch.bfloat16)
+        cache, view = target.new_cache(1, 64), SlotView([0], device)
+        ids = torch.ones(1, 2, dtype=torch.int64, device=device)
+        with torch.inference_mode():
+            for _ in range(3):  # uncaptured, captured, replayed
+                target.forward(ids, ids, cache, view, [0], None)
+        wait(device)
+    except RuntimeError as error:
+        return "plain", f"{type(error).__name__}: {error}".splitlines()[0][:300]
+    return "auto", None
 
 
 def real_target(given: Path | None) -> Path | None:

@@ -20,7 +20,7 @@ from spectune.engine.plain_pass import PlainPass
 from spectune.engine.step import Stopwatch
 from spectune.engine.target import Target, resolve_dtype
 from spectune.engine.uploads import is_remote, on_device
-from tests.gpu import machine
+from tests.gpu import drive, machine
 from tests.gpu.shapes import no_room
 from tests.support.toys import CPU, tiny_weights
 
@@ -231,3 +231,29 @@ def test_a_cuda_device_describes_itself(monkeypatch: pytest.MonkeyPatch) -> None
         found.compute_capability,
     )
     assert (4.8e12, 4.3e12) == (found.sheet_bandwidth_bytes_per_s, found.read_bandwidth_bytes_per_s)
+
+
+@pytest.mark.parametrize("breaks", [False, True], ids=["captured", "refused"])
+def test_a_device_that_captures_no_graph_is_measured_without_them(
+    monkeypatch: pytest.MonkeyPatch, breaks: bool
+) -> None:
+    """One toy pass decides before anything is measured; the reason is kept."""
+    calls = []
+
+    def forward(*arguments: Any) -> None:
+        calls.append(arguments)
+        if breaks and len(calls) == 2:
+            raise RuntimeError("operation not permitted when stream is capturing\ntrace")
+
+    target = SimpleNamespace(new_cache=lambda slots, columns: None, forward=forward)
+    monkeypatch.setattr(drive, "random_target", lambda *arguments: target)
+    monkeypatch.setattr(drive, "SlotView", lambda slots, device: None)
+    monkeypatch.setattr(drive, "wait", lambda device: None)
+    monkeypatch.setattr(torch, "ones", lambda *shape, **named: None)
+
+    found = drive.working_kernels(CUDA)
+
+    expected = "RuntimeError: operation not permitted when stream is capturing"
+    assert (("plain", expected) if breaks else ("auto", None)) == found
+    assert (2 if breaks else 3) == len(calls)
+    assert ("plain", None) == drive.working_kernels(CPU)
