@@ -144,7 +144,7 @@ def job_of(options: TuneOptions, workload: Workload, backend: Backend) -> TuneJo
 
     objective = Objective(
         kind=options.objective,
-        promises=None if options.goodput is None else parse_goodput([options.goodput]),
+        promises=parse_goodput(options.goodput) if options.goodput else None,
         max_tpot_s=None if options.max_tpot_ms is None else options.max_tpot_ms / 1e3,
         max_memory_bytes=None if options.max_memory_gb is None else int(options.max_memory_gb * 1e9),
     )

@@ -61,9 +61,6 @@ class TuneOptions(ProfileOptions):
         help="'tpot' (fastest token), 'throughput' (most tokens within the limits), 'goodput' (most requests "
         "that keep --goodput) or 'pareto' (the front of token time and throughput).",
     )
-    goodput: str | None = setting(
-        None, "--goodput", section="search", help="Promises of a request in ms, as in vLLM: tpot:30."
-    )
     max_tpot_ms: float | None = setting(
         None,
         "--max-tpot-ms",

@@ -63,7 +63,7 @@ def _cell(cell: Mapping[str, Any]) -> Html:
     title = f"batch {name['batch_size']}, context {name['context_tokens']}, T={name['temperature']:g}"
     race = cell.get("race")
     if race is None:
-        return Html(f"<h3>{escape(title)}</h3>") + _predictions(cell)
+        return Html(f"<h3>{escape(title)}</h3>{_predictions(cell)}")
     why = bullets(_reasons(cell), "")
     stages = details("Stages of the race", _stages(race))
     return Html(f"<h3>{escape(title)}: {escape(race['winner_label'])}</h3>{why}{_predictions(cell)}{stages}")

@@ -119,7 +119,7 @@ def search(
         study_name=study_name,
         load_if_exists=True,
     )
-    space = {
+    space: dict[str, optuna.distributions.BaseDistribution] = {
         knob.name: optuna.distributions.CategoricalDistribution(tuple(dict.fromkeys(knob.values)))
         for knob in knobs
     }

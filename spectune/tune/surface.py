@@ -216,28 +216,27 @@ def _base(line: Line, tokens: int, *, is_loose: bool = False) -> float:
     return known[below] * (1 - share) + known[above] * share
 
 
-# Fits ---------------------------------------------------------------------------------------------
-
-
 def _verify_line(batch_size: int, samples: Sequence[Sample]) -> Line:
     """One level a width, one slope over cached tokens a bucket."""
     widths = sorted({sample.width for sample in samples if sample.width is not None})
     buckets = {width: bucket_of(width * batch_size) for width in widths}
     numbers = sorted(set(buckets.values()))
+    kv = [sample.kv_tokens for sample in samples]
+    middle = _mean(kv)  # levels are fitted there: a slope that nobody could see moves nothing
     features = np.zeros((len(samples), len(widths) + len(numbers)))
     for row, sample in enumerate(samples):
         assert sample.width is not None
         features[row, widths.index(sample.width)] = 1.0
-        features[row, len(widths) + numbers.index(buckets[sample.width])] = sample.kv_tokens
+        features[row, len(widths) + numbers.index(buckets[sample.width])] = sample.kv_tokens - middle
     found = _least_squares(features, [sample.verify_s for sample in samples])
-    kv = [sample.kv_tokens for sample in samples]
+    slopes = {number: float(found[len(widths) + i]) for i, number in enumerate(numbers)}
     return Line(
         part="verify",
         family="target",
         batch_size=batch_size,
-        base_s={width: float(found[i]) for i, width in enumerate(widths)},
+        base_s={width: float(found[i]) - slopes[buckets[width]] * middle for i, width in enumerate(widths)},
         buckets=buckets,
-        kv_s={number: float(found[len(widths) + i]) for i, number in enumerate(numbers)},
+        kv_s=slopes,
         kv_range=(min(kv), max(kv)),
     )
 
@@ -289,9 +288,6 @@ def _least_squares(features: NDArray[Any], seconds: Sequence[float]) -> NDArray[
     found, _ = nnls(features / scale * weights[:, None], target * weights)
     coefficients: NDArray[Any] = found / scale
     return coefficients
-
-
-# Held-out error -----------------------------------------------------------------------------------
 
 
 def held_out(samples: Sequence[Sample]) -> HeldOut:
