@@ -55,8 +55,13 @@ def job_of(workload_of: Callable[..., Any]) -> Callable[..., TuneJob]:
             min_blocks=3,
             pruned=PRUNED,
         )
-        fields: dict[str, Any] = {"num_trace_prompts": 24, "profile_s": 0.0, "budget_s": 60.0}
-        return TuneJob(plan=plan, objective=Objective(), **(fields | changes))
+        fields: dict[str, Any] = {
+            "objective": Objective(),
+            "num_trace_prompts": 24,
+            "profile_s": 0.0,
+            "budget_s": 60.0,
+        }
+        return TuneJob(plan=plan, **(fields | changes))
 
     return build
 
@@ -237,13 +242,13 @@ def test_a_race_ends_when_no_challenger_can_be_better_by_epsilon(job_of: Any, tu
     """Every other finalist's upper end lies below 1 + ε, or it left as the slower half."""
     backend = SimulatedBackend()
 
-    race = tune(job_of(backend, rules=RaceRules(epsilon=0.05, max_stages=12)), backend).races[0]
+    race = tune(job_of(backend, rules=RaceRules(epsilon=0.15, max_stages=6)), backend).races[0]
 
     last = {one.config: one for one in race.stages[-1].challengers}
     assert race.end == "settled"
     for one in last.values():
         if one.status == "settled":
-            assert one.against is None or one.against.high is None or one.against.high < 1.05
+            assert one.against is None or one.against.high is None or one.against.high < 1.15
     assert {one.status for one in last.values()} <= {"incumbent", "settled", "halved"}
 
 
