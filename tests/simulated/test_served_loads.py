@@ -92,7 +92,7 @@ def test_trace_is_replayed_with_its_own_rate(arguments: Words, tmp_path: Path) -
         (["--request-rate", "0"], "below the minimum"),
         (["--goodput", "speed:3"], "--goodput speed:3 is not NAME:MS"),
         (["--request-rate", "2", "--backend", "simulated"], "--request-rate needs a serving engine"),
-        (["--production", "--backend", "simulated"], "--production starts servers of vLLM"),
+        (["--production", "--backend", "simulated"], "--production starts servers with other flags"),
         (["--chat-template", "nowhere.jinja"], "--chat-template nowhere.jinja is not a file"),
     ],
     ids=["arrivals", "constant", "burstiness", "zero", "goodput", "simulated", "production", "template"],
