@@ -91,7 +91,7 @@ def finish(surface: TimeSurface, options: ProfileOptions, against: Path | None, 
     """Save, compare, tell."""
     import json
 
-    from spectune.store.surface import SURFACE_FILE, read_surface, write_surface
+    from spectune.store.surface import SURFACE_FILE, read_surface, surface_document, write_surface
     from spectune.tune.profile import repeatability
 
     change = None if against is None else repeatability(read_surface(against), surface)
@@ -103,8 +103,8 @@ def finish(surface: TimeSurface, options: ProfileOptions, against: Path | None, 
     if as_json:
         from spectune.store import dump_strict
 
-        told = json.loads(dump_strict({"surface": surface, "repeatability": change}))
-        print_json(told)
+        told = {"surface": surface_document(surface), "repeatability": change}
+        print_json(json.loads(dump_strict(told)))
         return 0
     show(surface)
     if change is not None:

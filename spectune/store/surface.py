@@ -100,9 +100,9 @@ class TimeSurface:
         return 0.03 if self.held_out.rms is None else max(self.held_out.rms, 0.005)
 
 
-def write_surface(file: Path, surface: TimeSurface) -> None:
-    """Write to a temporary file, then rename. Raises StoreError."""
-    data = {
+def surface_document(surface: TimeSurface) -> dict[str, Any]:
+    """What the file holds."""
+    return {
         "surface_version": SURFACE_VERSION,
         "fingerprint": dict(surface.fingerprint),
         "provenance": dict(surface.provenance),
@@ -113,7 +113,11 @@ def write_surface(file: Path, surface: TimeSurface) -> None:
         "drift": surface.drift,
         "duration_s": surface.duration_s,
     }
-    text = dump_strict(data, indent=1, where=str(file)) + "\n"
+
+
+def write_surface(file: Path, surface: TimeSurface) -> None:
+    """Write to a temporary file, then rename. Raises StoreError."""
+    text = dump_strict(surface_document(surface), indent=1, where=str(file)) + "\n"
     temporary = file.with_name(f".{file.name}.{os.getpid()}.tmp")
     try:
         file.parent.mkdir(parents=True, exist_ok=True)

@@ -154,6 +154,7 @@ def _races(
         known = {row["point_id"] for row in rows}
         rows += [{"point_id": p.point_id, **p.canonical} for p in points if p.point_id not in known]
         store.update_manifest({"points": rows})
+        progress.started(len(rows), sum(row["point_id"] in known for row in rows))
 
     with Door(backend, launch) as door:
         for cell in job.plan.cells:

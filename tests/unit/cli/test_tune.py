@@ -45,19 +45,19 @@ def test_tune_prints_prediction_measurement_break_even_and_what_was_left_out(spe
     """One table a load with both numbers side by side, then the verdict and the commands to copy."""
     done = spectune(*TINY, "--output-dir", "run")
 
-    assert done.exit_code == 0
+    assert done.code == 0
     for words in (
         "predicted speedup", "AL to break even", "kept none", "not measured: 1 configurations",
         "acceptance length of eagle3 K=3", "steps)", "SIMULATED", "vllm serve",
     ):  # fmt: skip
-        assert words in " ".join(done.stdout.split())
+        assert words in " ".join(done.out.split())
 
 
 def test_tune_json_is_one_document(spectune: Spectune) -> None:
     """Tuning and summary on stdout, everything else on stderr."""
     done = spectune(*TINY, "--output-dir", "run", "--json")
 
-    told = json.loads(done.stdout)
+    told = json.loads(done.out)
     assert {"tuning", "summary"} == set(told)
     row = told["tuning"]["cells"][0]["predicted"][0]
     assert {"survival", "conditional_acceptance", "zero_accept_share"} <= set(row)
@@ -67,7 +67,7 @@ def test_dry_run_runs_nothing(spectune: Spectune) -> None:
     """The plan with its counts; no directory is made."""
     done = spectune(*TINY, "--dry-run", "--json")
 
-    told = json.loads(done.stdout)
+    told = json.loads(done.out)
     assert (4, 2) == (told["predicted"], told["finalists_per_cell"])
     assert not Path("runs").exists()
 
@@ -79,9 +79,9 @@ def test_resume_of_a_finished_tuning_measures_nothing(finished: Path, spectune: 
 
     done = spectune("tune", "--resume", "run", "--json")
 
-    assert done.exit_code == 0
+    assert done.code == 0
     assert before == Path("run/points.jsonl").read_text()
-    winners = [cell["race"]["winner_label"] for cell in json.loads(done.stdout)["tuning"]["cells"]]
+    winners = [cell["race"]["winner_label"] for cell in json.loads(done.out)["tuning"]["cells"]]
     assert winners == [
         cell["race"]["winner_label"] for cell in json.loads((finished / "tuning.json").read_text())["cells"]
     ]
@@ -91,28 +91,28 @@ def test_resume_with_another_flag_is_refused(finished: Path, spectune: Spectune)
     """Other settings would be another run; the flag is named."""
     done = spectune("tune", "--resume", str(finished), "--finalists", "3")
 
-    assert done.exit_code == 2
-    assert "--finalists" in done.stderr
+    assert done.code == 2
+    assert "--finalists" in done.err
 
 
 def test_report_draws_a_tuned_run_again(finished: Path, spectune: Spectune) -> None:
     """From files alone, with the section on tuning."""
     done = spectune("report", str(finished), "--output", "page.html")
 
-    assert done.exit_code == 0
+    assert done.code == 0
     assert 'id="tuning"' in Path("page.html").read_text(encoding="utf-8")
 
 
 def test_synthetic_prompts_are_refused_unless_forced(spectune: Spectune) -> None:
     """Acceptance on drawn words decides nothing; forced, the page carries the label in its title."""
-    assert 0 == spectune("workload", "synth", "drawn.jsonl", "--num-prompts", "40").exit_code
+    assert 0 == spectune("workload", "synth", "drawn.jsonl", "--num-prompts", "40").code
 
     refused = spectune(*TINY, "--dataset-path", "drawn.jsonl", "--output-dir", "one")
     forced = spectune(*TINY, "--dataset-path", "drawn.jsonl", "--output-dir", "two", "--allow-synthetic")
 
-    assert refused.exit_code == 5
-    assert "synthetic" in refused.stderr
-    assert forced.exit_code == 0
+    assert refused.code == 5
+    assert "synthetic" in refused.err
+    assert forced.code == 0
     title = Path("two/report.html").read_text(encoding="utf-8").split("<title>")[1].split("</title>")[0]
     assert "SYNTHETIC" in title
 
@@ -120,14 +120,17 @@ def test_synthetic_prompts_are_refused_unless_forced(spectune: Spectune) -> None
 def test_own_prompts_have_acceptance_by_category_and_length_with_counts(spectune: Spectune) -> None:
     """A file of one's own traffic, short and long prompts: each group stands with its steps."""
     lines = [
-        {"prompt": ("word " * (6000 if i % 2 else 20)).strip(), "category": "support" if i % 3 else "sales"}
+        {
+            "prompt": f"case {i}: " + "word " * (2400 if i % 2 else 20),
+            "category": "support" if i % 3 else "sales",
+        }
         for i in range(48)
     ]
     Path("traffic.jsonl").write_text("\n".join(map(json.dumps, lines)))
 
     done = spectune(*TINY, "--dataset-path", "traffic.jsonl", "--output-dir", "run", "--json")
 
-    told = json.loads(done.stdout)["tuning"]["traces"][0]["acceptance"][0]
+    told = json.loads(done.out)["tuning"]["traces"][0]["acceptance"][0]
     assert {"support", "sales"} == set(told["by_category"])
     assert {"< 128", "2048..8191"} <= set(told["by_context_tokens"])
     groups = [*told["by_category"].values(), *told["by_context_tokens"].values()]
@@ -140,7 +143,7 @@ def test_knobs_are_searched_from_the_winner_and_kept_in_storage(spectune: Spectu
 
     done = spectune(*TINY, "--output-dir", "run", *knob, "--json")
 
-    told = json.loads(done.stdout)["tuning"]["knobs"]
+    told = json.loads(done.out)["tuning"]["knobs"]
     assert (2, "exhausted") == (len(told["tried"]), told["end"])
     assert Path("study.db").is_file()
 
@@ -149,8 +152,8 @@ def test_goodput_needs_its_promises(spectune: Spectune) -> None:
     """The objective without a limit is a usage error that shows one."""
     done = spectune(*TINY, "--objective", "goodput")
 
-    assert done.exit_code == 2
-    assert "--goodput" in done.stderr
+    assert done.code == 2
+    assert "--goodput" in done.err
 
 
 def test_profile_saves_a_surface_that_tune_takes(spectune: Spectune) -> None:
@@ -175,9 +178,9 @@ def test_profile_saves_a_surface_that_tune_takes(spectune: Spectune) -> None:
 
     done = spectune(*TINY, "--surface", "surface", "--output-dir", "run")
 
-    assert (0, 0, 0) == (made.exit_code, again.exit_code, done.exit_code)
-    assert "held-out error" in made.stdout
-    assert json.loads(again.stdout)["repeatability"][1] < 0.03
+    assert (0, 0, 0) == (made.code, again.code, done.code)
+    assert "held-out error" in made.out
+    assert json.loads(again.out)["repeatability"][1] < 0.03
     assert not Path("run/time-surface.json").exists()
 
 
@@ -187,9 +190,9 @@ def test_profile_takes_step_times_from_a_run(spectune: Spectune) -> None:
         *("sweep", "--backend", "simulated", "--method", "eagle3", "--num-tokens", "1,3", "--topk", "1"),
         *("--batch-size", "1", "--num-prompts", "8", "--max-tokens", "16", "--output-dir", "run"),
     )
-    assert 0 == spectune(*sweep).exit_code
+    assert 0 == spectune(*sweep).code
 
-    told = json.loads(spectune("profile", "--run", "run", "--json").stdout)["surface"]
+    told = json.loads(spectune("profile", "--run", "run", "--json").out)["surface"]
 
     assert told["source"] == "steps"
     steps = {point["config"]["num_steps"]: point["verify_s"] for point in told["points"]}
@@ -200,4 +203,4 @@ def test_profile_dry_run_counts_points(spectune: Spectune) -> None:
     """Shapes and loads; nothing is timed."""
     done = spectune("profile", "--backend", "simulated", "--dry-run", "--json")
 
-    assert json.loads(done.stdout)["points"] >= 70
+    assert json.loads(done.out)["points"] >= 70
