@@ -26,6 +26,7 @@ from spectune.records import Interval, MeasureSides, Point
 from spectune.theory.waterfall import change
 
 DRIFT = "steadiness"
+SLOW_ROUNDS_LEVEL = 0.001
 BLIND_FACTOR = 2.0
 """Noise that hides twice the slowdown to be caught makes a pass worth nothing."""
 
@@ -59,11 +60,12 @@ def check_paired(
         detectable_slowdown=_detectable(gate, slowdowns),
         change=parts,
         culprit=culprit if any(check.is_bad for check in checks) else None,
-        notes=_notes(gate, first, confirmed),
+        notes=_notes(gate, first, confirmed, pairs),
         raw={
             "starts": [
                 {
                     "slowdowns": dict(pair.slowdowns),
+                    "mean_slowdown": pair.mean_slowdown,
                     "base_tpot_s": pair.base_tpot_s,
                     "head_tpot_s": pair.head_tpot_s,
                     "drift": pair.drift,
@@ -222,11 +224,27 @@ def _detectable(gate: GateFile, slowdowns: Sequence[float]) -> float | None:
     return detectable_slowdown(stats.standard_deviation(slowdowns), len(slowdowns), gate.statistics)
 
 
-def _notes(gate: GateFile, first: Stage, confirmed: frozenset[str]) -> tuple[str, ...]:
+def _notes(
+    gate: GateFile, first: Stage, confirmed: frozenset[str], pairs: Sequence[StartPair]
+) -> tuple[str, ...]:
     notes = []
     if gone := sorted(first.alarms - confirmed):
         notes.append(f"{', '.join(gone)} looked worse at first and not again on fresh starts")
+    if TPOT not in confirmed and (slower := _slow_rounds(gate, pairs)) is not None:
+        notes.append(
+            f"the slowest rounds grew: with them head / base time is {math.expm1(slower):+.1%}; "
+            "the gate judges the middle half of the rounds"
+        )
     return tuple(notes)
+
+
+def _slow_rounds(gate: GateFile, pairs: Sequence[StartPair]) -> float | None:
+    """Mean log slowdown over all rounds where it is beyond noise and half of what the gate is to catch."""
+    whole = [pair.mean_slowdown for pair in pairs]
+    p = stats.paired_p_value(whole)
+    mean = math.fsum(whole) / len(whole) if whole else 0.0
+    is_clear = p is not None and p < SLOW_ROUNDS_LEVEL
+    return mean if is_clear and mean > math.log1p(gate.speed.max_slowdown) / 2 else None
 
 
 def _excludes(interval: Interval, limit: float) -> bool:

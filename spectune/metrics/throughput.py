@@ -43,19 +43,28 @@ class RoundTotals:
         return self.total_s / self.tokens_per_sequence
 
 
-def round_tpot(rounds: Sequence[RoundRecord], batch_size: int) -> RoundTotals | None:
+def round_tpot(
+    rounds: Sequence[RoundRecord], batch_size: int, *, is_steady: bool = False
+) -> RoundTotals | None:
     """Time per token at the load asked for: a round of at least `batch_size` sequences, and what it gives.
 
     Seconds come from full rounds alone, so arms are compared at the load that was asked for. Tokens
     come from all decode rounds: the first sequences to finish are the fast ones, and a window that
     ends with them would count too many tokens a round (a server refills their slots with new work).
     None where no round was full or none emitted a token.
+
+    Args:
+        is_steady: seconds of the middle half of the full rounds by duration (an interquartile mean), so
+            that rounds which other work on the machine stretched do not speak; neither does a slowdown
+            of fewer than a quarter of the rounds.
     """
     decode = [r for r in rounds if r.kind == "decode"]
     full = [r for r in decode if r.batch_size >= batch_size]
     emitted = sum(r.num_emitted for r in decode)
     if not full or emitted == 0:
         return None
+    if is_steady:
+        full = _middle_half(full)
     sequences = sum(r.batch_size for r in decode)
     return RoundTotals(
         num_rounds=len(full),
@@ -66,6 +75,26 @@ def round_tpot(rounds: Sequence[RoundRecord], batch_size: int) -> RoundTotals | 
         other_s=math.fsum(r.other_s for r in full) / len(full),
         tokens_per_sequence=emitted / sequences,
     )
+
+
+def steady_duration(rounds: Sequence[RoundRecord], batch_size: int, duration_s: float) -> float:
+    """`duration_s` with each full decode round counted at their interquartile mean.
+
+    Prefill, the draining tail and everything between rounds stay as they were measured.
+    """
+    full = [r for r in rounds if r.kind == "decode" and r.batch_size >= batch_size]
+    if not full:
+        return duration_s
+    middle = _middle_half(full)
+    typical_s = math.fsum(r.total_s for r in middle) / len(middle)
+    return duration_s - math.fsum(r.total_s for r in full) + typical_s * len(full)
+
+
+def _middle_half(rounds: Sequence[RoundRecord]) -> list[RoundRecord]:
+    """Without the quarter of shortest and the quarter of longest rounds."""
+    ordered = sorted(rounds, key=lambda turn: turn.total_s)
+    cut = len(ordered) // 4
+    return ordered[cut : len(ordered) - cut]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

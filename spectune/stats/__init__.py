@@ -16,7 +16,7 @@ from spectune.stats.intervals import (
     ratio_interval,
     spread,
 )
-from spectune.stats.moments import median, standard_deviation, upper_deviation
+from spectune.stats.moments import interquartile_mean, median, standard_deviation, upper_deviation
 from spectune.stats.paired import (
     holm,
     minimum_detectable_ratio,
@@ -37,6 +37,7 @@ __all__ = [
     "hierarchical_ratio_interval",
     "holm",
     "homogeneity_p_value",
+    "interquartile_mean",
     "median",
     "minimum_detectable_ratio",
     "paired_p_value",

@@ -59,6 +59,32 @@ def test_a_slower_head_fails_after_a_second_look_and_the_part_is_named(head, cul
     assert culprit == report.culprit
 
 
+class Stalling:
+    """An engine of which every tenth decode round takes six times as long."""
+
+    def __init__(self, inner):
+        self._inner = inner
+
+    def __call__(self, arms, *, start):
+        for arm, index, block in self._inner(arms, start=start):
+            if arm.side == "head":
+                rounds = tuple(
+                    replace(one, verify_s=6 * one.verify_s) if place % 10 == 9 else one
+                    for place, one in enumerate(block.rounds)
+                )
+                block = replace(block, rounds=rounds)
+            yield arm, index, block
+
+
+def test_stalls_in_few_rounds_are_told_though_they_are_not_judged(gate_of, sides_of):
+    """The middle half of the rounds is as fast as before, so the gate passes, and a note says what grew."""
+    report = check_paired(gate_of(), Stalling(sides_of({}, {})))
+
+    assert Outcome.PASSED == outcomes(report)["time per token"]
+    assert any("the slowest rounds grew" in note for note in report.notes)
+    assert not check_paired(gate_of(), sides_of({}, {})).notes
+
+
 def test_a_worse_draft_is_named_acceptance_and_not_time(gate_of, sides_of):
     """Lower acceptance costs time as well: the report says where it comes from."""
     report = check_paired(gate_of(), sides_of(FULL, LESS))

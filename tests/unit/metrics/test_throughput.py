@@ -13,6 +13,7 @@ from spectune.metrics.throughput import (
     peak_throughput,
     reached_batch,
     round_tpot,
+    steady_duration,
 )
 from spectune.records import RequestRecord, RoundRecord, StepRecord
 
@@ -73,6 +74,32 @@ def test_round_tpot_takes_seconds_of_full_rounds_and_tokens_of_all() -> None:
     assert totals.duration_s == pytest.approx(0.030)
     assert totals.tokens_per_sequence == pytest.approx(1.6)
     assert totals.round_tpot_s == pytest.approx(0.009375)
+
+
+def test_steady_seconds_are_those_of_the_middle_half_of_the_rounds() -> None:
+    """Eight rounds of 10 ms, one stretched to 100 ms and one cut to 1 ms: 10 ms a round, all their tokens."""
+    rounds = [decode_round(1, 2, scale=scale) for scale in (1, 10, 1, 1, 0.1, 1, 1, 1)]
+
+    totals = round_tpot(rounds, 1, is_steady=True)
+
+    assert totals is not None
+    assert totals.num_rounds == 4
+    assert totals.total_s == pytest.approx(0.010)
+    assert totals.tokens_per_sequence == pytest.approx(2.0)
+    assert round_tpot(rounds, 1).total_s == pytest.approx((6 * 0.010 + 0.100 + 0.001) / 8)  # type: ignore[union-attr]
+
+
+def test_steady_duration_straightens_full_rounds_and_keeps_all_else() -> None:
+    """0.5 s of a block: prefill and gaps 0.37 s, a tail round 0.01 s, and full rounds of 10, 10, 10 and 90 ms
+    whose middle half takes 10 ms: 0.37 + 0.01 + 4 · 0.01 = 0.42 s."""
+    rounds = [
+        decode_round(4, 4, kind="prefill", scale=20),
+        *(decode_round(4, 4, scale=scale) for scale in (1, 1, 1, 9)),
+        decode_round(1, 1),
+    ]
+
+    assert steady_duration(rounds, 4, 0.5) == pytest.approx(0.42)
+    assert steady_duration((), 4, 0.5) == 0.5
 
 
 def test_round_tpot_is_not_flattered_by_sequences_that_finish_first() -> None:

@@ -18,6 +18,7 @@ from spectune.stats import (
     hierarchical_ratio_interval,
     holm,
     homogeneity_p_value,
+    interquartile_mean,
     median,
     paired_p_value,
     paired_power,
@@ -169,6 +170,12 @@ def test_upper_deviation_of_equal_values_is_zero() -> None:
     assert upper_deviation([2.0, 2.0, 2.0]) == 0.0
     with pytest.raises(UsageError, match="2 values"):
         upper_deviation([1.0])
+
+
+def test_interquartile_mean_drops_a_quarter_at_both_ends() -> None:
+    """1, 2, 3, 4 and 100 lose 1 and 100; three values are too few to drop any."""
+    assert interquartile_mean([100.0, 2.0, 1.0, 4.0, 3.0]) == 3.0
+    assert interquartile_mean([1.0, 2.0, 9.0]) == 4.0
 
 
 def test_median_of_five_runs_ignores_the_slow_tail() -> None:
