@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import json
+import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,8 @@ from spectune.backend.sglang_command import (
     common_environment,
     extra_value,
     flag_name,
+    forced_acceptance,
+    forced_length,
     program,
     server_arguments,
 )
@@ -157,7 +160,7 @@ class SglangBackend(LaunchedBackend):
             argv=tuple(argv),
             port=port,
             served_model=served_model,
-            environment=common_environment(settings.model),
+            environment={**common_environment(settings.model), **self._forced},
             dialect=Dialect.SGLANG,
         )
 
@@ -168,6 +171,12 @@ class SglangBackend(LaunchedBackend):
             return self.environment.python
         except BackendMissing:
             return "python"
+
+    @property
+    def _forced(self) -> dict[str, str]:
+        """Variables of forced acceptance, where the user has set them: every arm gets the same."""
+        length = forced_length(os.environ)
+        return {} if length is None else forced_acceptance(length)
 
     def _prepare(self, launch: Launch) -> None:
         if self._server_cmd is None:
@@ -196,7 +205,7 @@ class SglangBackend(LaunchedBackend):
                 url=server.url,
                 served_model=server.command.served_model,
                 kv_capacity_tokens=token_capacity(info),
-                notes=(*self._oom_notes(config), *_adaptive_notes(config)),
+                notes=(*self._oom_notes(config), *_adaptive_notes(config), *_forced_notes(config)),
             ),
             is_plain=config.is_off,
             check_alive=functools.partial(self._check_alive, server, config),
@@ -226,6 +235,7 @@ class SglangBackend(LaunchedBackend):
                 "disable_cuda_graph": settings.disable_cuda_graph,
                 "prefix_cache": False,
                 "sampling_defaults": "openai",
+                "forced_acceptance_length": forced_length(os.environ) or "none",
                 "draft_sampling": "greedy",
                 "target_quantization": quantization_scheme(self.model_path),
                 **self._draft_facts,
@@ -301,6 +311,15 @@ def _adaptive_notes(config: SpecConfig) -> tuple[str, ...]:
     return (
         "the server changes its depth while it serves: requests tell how many drafts were accepted, not how "
         "many were made, so rates per draft are not known",
+    )
+
+
+def _forced_notes(config: SpecConfig) -> tuple[str, ...]:
+    length = forced_length(os.environ)
+    if length is None or config.is_off:
+        return ()
+    return (
+        f"acceptance is forced to {length:g} tokens a round: times are real, texts and acceptance are not",
     )
 
 

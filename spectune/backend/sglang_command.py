@@ -242,6 +242,18 @@ def forced_acceptance(acceptance_length: float) -> dict[str, str]:
     }
 
 
+def forced_length(environment: Mapping[str, str]) -> float | None:
+    """Acceptance length that these variables force, None where they force none."""
+    told = environment.get("SGLANG_SIMULATE_ACC_LEN")
+    if told is None:
+        return None
+    try:
+        length = float(told)
+    except ValueError as error:
+        raise UsageError(f"SGLANG_SIMULATE_ACC_LEN {told} is not a number") from error
+    return length if length > 0 else None  # SGLang takes 0 and below for off
+
+
 def program(python: str) -> list[str]:
     """How the server is started."""
     return [python, "-m", "sglang.launch_server"]

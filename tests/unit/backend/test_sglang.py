@@ -12,7 +12,7 @@ from spectune.backend import create_backend
 from spectune.backend.attached import read_facts
 from spectune.backend.mock_server import MockSettings, mock_thread
 from spectune.backend.sglang import SglangBackend, check_resolved, token_capacity
-from spectune.backend.sglang_command import SglangSettings
+from spectune.backend.sglang_command import SglangSettings, forced_length
 from spectune.errors import BackendMissing, CheckpointError, EngineFailure, InfeasibleConfig, UsageError
 from spectune.records import Backend, Cell, Launch, Point, Sampling, SpecConfig
 
@@ -176,3 +176,27 @@ def test_head_of_another_kind_is_refused_before_the_start(model: Path, tmp_path:
 
     with pytest.raises(CheckpointError, match="EAGLE-1"):
         made.open(launch_of(CHAIN)).__enter__()
+
+
+def test_forced_acceptance_is_started_with_and_marked(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For timing rounds: the variables stand in every command, the run says what was forced."""
+    monkeypatch.setenv("SGLANG_SIMULATE_ACC_LEN", "2.5")
+    made = backend(model, server_cmd="x {args}")
+
+    environment = made.command(launch_of(CHAIN), port=1, served_model="name").environment
+
+    assert environment["SGLANG_SIMULATE_ACC_LEN"] == "2.5"
+    assert environment["SGLANG_SIMULATE_ACC_METHOD"] == "match-expected"
+
+
+@pytest.mark.parametrize(("told", "length"), [("2.5", 2.5), ("-1", None), ("0", None)])
+def test_forced_length_is_read_as_sglang_does(told: str, length: float | None) -> None:
+    """0 and below force nothing."""
+    assert forced_length({"SGLANG_SIMULATE_ACC_LEN": told}) == length
+    assert forced_length({}) is None
+
+
+def test_forced_length_that_is_no_number_is_refused() -> None:
+    """Named, before a server ends over it."""
+    with pytest.raises(UsageError, match="SGLANG_SIMULATE_ACC_LEN two"):
+        forced_length({"SGLANG_SIMULATE_ACC_LEN": "two"})
