@@ -28,6 +28,7 @@ from spectune.records import (
     Sampling,
     SpecConfig,
 )
+from spectune.stats import median
 from spectune.store.surface import TimeSurface
 from spectune.tune.surface import Sample, draft_family, fit_lines, held_out, points_of
 
@@ -35,6 +36,8 @@ LOOKUPS = frozenset({Method.NGRAM.value, Method.SUFFIX.value})
 MOST_SHAPES = 26
 MIN_TURNS, MAX_TURNS = 4, 16
 OFF_ROUNDS = 12
+GROWTH_TOKENS = 160
+"""Tokens by which a text may grow in one run of the engine."""
 KEPT = (0, 1, 0, 2, 1, 0, 3, 1)
 """Drafts that rounds keep in turn: the cost of reading them back is fitted, not assumed."""
 
@@ -166,7 +169,7 @@ def _cell_samples(
         samples += _method_samples(session, cell, requests, own, share, seed, clock)
     late = _off_rounds(session, cell, requests, off)
     samples += [replace(sample, turn=MAX_TURNS) for sample in late]
-    first, last = (sum(s.total_s for s in part) / len(part) for part in (early, late))
+    first, last = (median([s.total_s for s in part]) or math.inf for part in (early, late))
     drifts.append(last / first - 1)
     return samples, drifts
 
@@ -188,21 +191,28 @@ def _method_samples(
     seed: int,
     clock: Clock,
 ) -> list[Sample]:
-    """A pass to warm every shape, then as many passes as the share of time allows."""
+    """A pass to warm every shape, then as many passes as the share of time allows.
+
+    A few passes a run of the engine: texts must not grow far beyond those that are to be told.
+    """
     chance = random.Random(f"{seed}|{cell.label}|{shapes[0].method}")
     start_s = clock()
-    first = list(_passes(shapes, 1, chance))
-    warm = _run(session, cell, requests, first)
+    warm = _run(session, cell, requests, list(_passes(shapes, 1, chance)))
     pass_s = max(sum(turn.total_s for turn in warm), 1e-6)
-    read_s = max(0.0, clock() - start_s - pass_s)  # prompts are read again for the passes that count
-    turns = int((share_s - (clock() - start_s) - read_s) / pass_s)
+    read_s = max(0.0, clock() - start_s - pass_s)  # prompts are read again for every run
+    left_s = share_s - (clock() - start_s)
+    per_run = max(1, GROWTH_TOKENS // (2 * len(shapes)))
+    turns = int(left_s / (pass_s + read_s / per_run))
     turns = min(max(turns, MIN_TURNS), MAX_TURNS)
-    order = list(_passes(shapes, turns, chance))
-    rounds = _run(session, cell, requests, order)
-    return [
-        _sample(cell, config, turn, index // len(shapes))
-        for index, (config, turn) in enumerate(zip(order, rounds, strict=True))
-    ]
+    samples: list[Sample] = []
+    for begin in range(0, turns, per_run):
+        order = list(_passes(shapes, min(per_run, turns - begin), chance))
+        rounds = _run(session, cell, requests, order)
+        samples += [
+            _sample(cell, config, turn, begin + index // len(shapes))
+            for index, (config, turn) in enumerate(zip(order, rounds, strict=True))
+        ]
+    return samples
 
 
 def _passes(shapes: Sequence[SpecConfig], count: int, chance: random.Random) -> Iterator[SpecConfig]:

@@ -158,13 +158,14 @@ def exhaustive(arguments: argparse.Namespace) -> int:
     log = Log(arguments.output / "groups.jsonl")
     longest: dict[int, float] = {}
     for row in log.rows:
-        longest[row["batch"]] = max(longest.get(row["batch"], 0.0), row["seconds"])
+        if row["busy_cores"] <= BUSY_CORES:
+            longest[row["batch"]] = max(longest.get(row["batch"], 0.0), row["seconds"])
     for cell in bench.plan.cells:
         for group in range(GROUPS):
             tries = [r for r in log.rows if (r["batch"], r["group"]) == (cell.batch_size, group)]
             if any(row["busy_cores"] <= BUSY_CORES for row in tries) or len(tries) >= 3:
                 continue
-            expected_s = longest.get(cell.batch_size, 100.0)
+            expected_s = longest.get(cell.batch_size, 70.0)
             if time.perf_counter() - start_s + expected_s > arguments.max_seconds:
                 print(f"stopped before batch {cell.batch_size}, group {group}")
                 return MORE
