@@ -115,6 +115,14 @@ def _print_costs(told: dict[str, Any]) -> None:
     error = surface["held_out"]["median"]
     text = "" if error is None else f", held-out error {error:.1%} (median)"
     print_wrapped(f"time: {seconds}; time surface of {surface['num_points']} points{text}")
+    point = told["operating_point"]
+    if point:
+        cell = point["cell"]
+        print_wrapped(
+            f"objective {told['objective']['kind']}: batch {cell['batch_size']}, context "
+            f"{cell['context_tokens']} with {point['label']}: {point['tokens_per_s']:.0f} tokens/s at "
+            f"{ms(point['tpot_s'])} a token"
+        )
     space = told["space"]
     for name in ("refused", "excluded"):
         if space[name]:

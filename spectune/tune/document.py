@@ -51,12 +51,45 @@ def document(tuning: Tuning, store: RunStore, knobs: Any = None) -> dict[str, An
             {"context_tokens": context, "temperature": temperature, **_trace(trace, plan.configs)}
             for (context, temperature), trace in tuning.traces.items()
         ],
+        "operating_point": _operating_point(tuning),
         "cells": [_cell(tuning, cell, races.get(cell), store) for cell in plan.cells],
         "pareto": [
             {"cell": row.cell, "label": row.config.label, **_speeds(row)}
             for row in pareto(forecasts, plan.cells)
         ],
         "knobs": knobs,
+    }
+
+
+def _operating_point(tuning: Tuning) -> dict[str, Any] | None:
+    """The load and configuration that the objective asks for, of those that were measured.
+
+    Most tokens (or kept promises) a second among the winners within the limits; None where each load is
+    judged by itself.
+    """
+    objective = tuning.job.objective
+    limit = objective.max_tpot_s
+    fit = [
+        race for race in tuning.races if race.tpot_s is not None and (limit is None or race.tpot_s <= limit)
+    ]
+    if objective.kind == "tpot" or not fit:
+        return None
+
+    def worth(race: RaceResult) -> float:
+        assert race.tpot_s is not None
+        tokens_per_s = race.cell.batch_size / race.tpot_s
+        row = tuning.forecasts.find(race.winner, race.cell)
+        if objective.kind != "goodput" or objective.promises is None or row is None:
+            return tokens_per_s
+        return expected_goodput(row, objective.promises) or 0.0
+
+    best = max(fit, key=worth)
+    assert best.tpot_s is not None
+    return {
+        "cell": best.cell,
+        "label": best.winner.label,
+        "tpot_s": best.tpot_s,
+        "tokens_per_s": best.cell.batch_size / best.tpot_s,
     }
 
 

@@ -148,6 +148,19 @@ def test_knobs_are_searched_from_the_winner_and_kept_in_storage(spectune: Spectu
     assert Path("study.db").is_file()
 
 
+def test_throughput_within_a_limit_picks_the_largest_load_that_keeps_it(spectune: Spectune) -> None:
+    """A batch of 8 gives more tokens than one of 1 or 2, but no token within 30 ms."""
+    limit = ("--objective", "throughput", "--max-tpot-ms", "30", "--batch-size", "1,2,8")
+
+    done = spectune(*TINY, *limit, "--output-dir", "run", "--json")
+
+    told = json.loads(done.out)["tuning"]
+    by_batch = {c["cell"]["batch_size"]: c["race"]["tpot_s"] for c in told["cells"]}
+    assert by_batch[1] < by_batch[2] < 0.030 < by_batch[8]
+    assert told["operating_point"]["cell"]["batch_size"] == 2
+    assert told["operating_point"]["tokens_per_s"] == pytest.approx(2 / by_batch[2])
+
+
 def test_goodput_needs_its_promises(spectune: Spectune) -> None:
     """The objective without a limit is a usage error that shows one."""
     done = spectune(*TINY, "--objective", "goodput")
