@@ -143,7 +143,7 @@ QUICK_TUNE: dict[str, Any] = {
     "max_tokens": 48,
     "finalists": 3,
     "trace_prompts": 24,
-    "budget": 2.5,
-    "profile_seconds": 60,
+    "budget": 2,
+    "profile_seconds": 45,
 }
 """Sized for an answer within six minutes on two cores; a flag that is given still wins."""
