@@ -24,7 +24,7 @@ from spectune.tune.evidence import RecordsTraces, find_surface, find_traces
 from spectune.tune.finalists import start_race
 from spectune.tune.manifest import build_manifest, check_same_run, first_difference
 from spectune.tune.objective import memory_bytes, score, violation
-from spectune.tune.predict import Forecasts, forecast
+from spectune.tune.predict import Forecast, Forecasts, forecast
 from spectune.tune.race import Guess, RaceResult
 from spectune.tune.tuning import TuneJob, Tuning, settings_of
 
@@ -122,8 +122,19 @@ def _finalists(
             else:
                 excluded.append((f"{row.config.label} @ {cell.label}", reason))
         allowed.sort(key=lambda row: (-score(row, job.objective), row.config.size))
-        chosen[cell] = tuple(row.config for row in allowed if not row.config.is_off)[: job.num_finalists]
+        drafting = [row for row in allowed if not row.config.is_off]
+        chosen[cell] = tuple(row.config for row in drafting if _may_win(row, drafting[0]))[
+            : job.num_finalists
+        ]
     return chosen, tuple(excluded)
+
+
+def _may_win(row: Forecast, best: Forecast) -> bool:
+    """Whether the intervals of a configuration and of the predicted best of its cell meet."""
+    if row.speedup is None or best.speedup is None:
+        return True
+    high, low = row.speedup.high, best.speedup.low
+    return high is None or low is None or high >= low
 
 
 def _races(
