@@ -298,11 +298,12 @@ class _ReferenceSession:
             num_draft_tokens=max(config.num_draft_tokens for config in drafting),
             options=drafting[0].options,
         )
+        # plain rounds keep nothing by themselves: without drafts nothing has to be forced
+        forced = _Kept(0.0, kept) if drafting else None
         block = self._engine(point).generate(
-            requests, chooser=_InTurn(configs), forced=_Kept(0.0, kept), scratch=largest or None
+            requests, chooser=_InTurn(configs), forced=forced, scratch=largest or None
         )
-        rounds = tuple(turn for turn in block.rounds if turn.kind == "decode")
-        return rounds[: len(configs)]
+        return tuple(turn for turn in block.rounds if turn.kind == "decode")[: len(configs)]
 
     def _engine(self, point: Point) -> Engine:
         config, batch_size = point.config, point.cell.batch_size

@@ -166,12 +166,26 @@ def _cell_samples(
         turns_s = share_s - (clock() - start_s)
         is_last = number == len(methods) - 1
         share = turns_s if is_last else turns_s * 0.85
-        samples += _method_samples(session, cell, requests, own, share, seed, clock)
+        found = _method_samples(session, cell, requests, own, share, seed, clock)
+        samples += _without_forcing(found, early)
     late = _off_rounds(session, cell, requests, off)
     samples += [replace(sample, turn=MAX_TURNS) for sample in late]
     first, last = (median([s.total_s for s in part]) or math.inf for part in (early, late))
     drifts.append(last / first - 1)
     return samples, drifts
+
+
+def _without_forcing(samples: Sequence[Sample], plain: Sequence[Sample]) -> list[Sample]:
+    """Rounds without what forcing their acceptance costs, as plain rounds tell it: those among the samples
+    are forced, `plain` are not. The forced plain rounds themselves are left out."""
+    forced = [sample.other_s for sample in samples if sample.config.is_off]
+    known = median([sample.other_s for sample in plain])
+    extra = max(0.0, (median(forced) or 0.0) - (known or 0.0)) if forced else 0.0
+    return [
+        replace(sample, other_s=max(0.0, sample.other_s - extra))
+        for sample in samples
+        if not sample.config.is_off
+    ]
 
 
 def _off_rounds(
@@ -196,6 +210,7 @@ def _method_samples(
     A few passes a run of the engine: texts must not grow far beyond those that are to be told.
     """
     chance = random.Random(f"{seed}|{cell.label}|{shapes[0].method}")
+    shapes = (*shapes, SpecConfig.off())
     start_s = clock()
     warm = _run(session, cell, requests, list(_passes(shapes, 1, chance)))
     pass_s = max(sum(turn.total_s for turn in warm), 1e-6)
@@ -226,7 +241,8 @@ def _run(
     session: TimesRounds, cell: Cell, requests: Sequence[Request], order: Sequence[SpecConfig]
 ) -> tuple[RoundRecord, ...]:
     kept = [min(KEPT[index % len(KEPT)], config.max_accepted) for index, config in enumerate(order)]
-    return session.time_rounds(_point(order[0], cell), _sized(requests, order, kept), order, kept)
+    drafting = next((config for config in order if not config.is_off), order[0])
+    return session.time_rounds(_point(drafting, cell), _sized(requests, order, kept), order, kept)
 
 
 def _sized(requests: Sequence[Request], order: Sequence[SpecConfig], kept: Sequence[int]) -> Block:
