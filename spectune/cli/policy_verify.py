@@ -175,7 +175,15 @@ def serve_here(
     samples = read_samples(folder)
     done = {(sample.load, sample.repeat, sample.arm) for sample in samples}
     for sample in serve_in_turn(
-        server, arms, loads, asked, repeats=num_runs, done=done, max_seconds=max_seconds, say=say
+        server,
+        arms,
+        loads,
+        asked,
+        repeats=num_runs,
+        done=done,
+        warms_each_load=engine.fingerprint().device not in ("cpu", "simulated"),
+        max_seconds=max_seconds,
+        say=say,
     ):
         append_sample(folder, sample)
         samples.append(sample)

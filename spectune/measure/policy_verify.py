@@ -41,14 +41,16 @@ def serve_in_turn(
     *,
     repeats: int,
     done: Collection[Key] = (),
+    warms_each_load: bool = True,
     max_seconds: float | None = None,
     clock: Callable[[], float] = time.monotonic,
     say: Callable[[str], None] = lambda text: None,
 ) -> Iterator[LoadSample]:
     """Samples of all arms under all loads, repeat by repeat, arms forwards and backwards in turn.
 
-    Every arm is warmed once under each load before it is timed there. What is in `done` is left out.
-    Ends before `max_seconds` are over, between two samples; what is missing then is missing.
+    Every arm is warmed once under each load before it is timed there, or once in all where an engine
+    makes nothing anew for a batch size (`warms_each_load` false). What is in `done` is left out. Ends
+    before `max_seconds` are over, between two samples; what is missing then is missing.
     """
     started = clock()
     warm: set[tuple[str, str]] = set()
@@ -62,8 +64,9 @@ def serve_in_turn(
             for arm in missing:
                 if max_seconds is not None and clock() - started > max_seconds:
                     return
-                if (load.name, arm.label) not in warm:
-                    warm.add((load.name, arm.label))
+                shape = (load.name if warms_each_load else "", arm.label)
+                if shape not in warm:
+                    warm.add(shape)
                     server.serve(arm, warm_up(load), requests_of(warm_up(load), repeat))
                 say(f"{load.name}, run {repeat + 1} of {repeats}: {arm.label}")
                 yield sample_of(server.serve(arm, load, requests), load, arm, repeat)
