@@ -142,6 +142,27 @@ def test_a_slow_draft_loses_whatever_it_accepts_and_the_cause_is_named() -> None
     assert told.of(CELL)[0].config == OFF
 
 
+@pytest.mark.parametrize(
+    ("parts", "limit"),
+    [
+        pytest.param((0.009, 0.010, 0.0), "draft too expensive", id="draft"),
+        pytest.param((0.001, 0.018, 0.0), "verification too expensive", id="verify"),
+        pytest.param((0.001, 0.010, 0.008), "overhead too large", id="host-overhead"),
+        pytest.param((0.006, 0.015, 0.006), "acceptance too low for these costs", id="acceptance"),
+    ],
+)
+def test_what_limits_a_slow_configuration_is_its_own_measured_part(
+    parts: tuple[float, float, float], limit: str
+) -> None:
+    """1.5 tokens a step: the part without whose extra cost it would pay, from this machine's rounds."""
+    told = forecasts_of({OFF: (0.0, 0.010, 0.0), chain(1): parts}, [1, 0, 0, 1, 0, 0], [7])
+    row = told.find(chain(1), CELL)
+
+    assert row is not None
+    assert row.limit is not None
+    assert row.limit.startswith(limit)
+
+
 def test_share_of_steps_that_keep_nothing_counts_drafting_steps() -> None:
     """Four steps, two of which accept nothing."""
     told = forecasts_of({OFF: (0, 0.01, 0), chain(1): (0, 0.01, 0)}, [1, 0, 0, 1, 0, 0], [7])
