@@ -38,6 +38,7 @@ def start_tuning(
     config: Mapping[str, Any] | None = None,
 ) -> RunStore:
     """A new run directory; its points are added as stages of finalists begin."""
+    check_traces(backend)
     manifest = build_manifest(job.plan, backend, argv=argv, config=config or {})
     return RunStore.create(path, {**manifest, "points": [], "tune": settings_of(job)})
 
@@ -59,6 +60,16 @@ def resume_tuning(path: Path, job: TuneJob, backend: Backend) -> RunStore:
     return store
 
 
+def check_traces(backend: Backend) -> None:
+    """Raise for an engine that cannot say what drafts would have been worth."""
+    if not isinstance(backend, RecordsTraces):
+        raise UsageError(
+            f"backend {backend.capabilities().name} cannot be traced: acceptance has to be measured there",
+            hint="spectune sweep measures every configuration; spectune trace and tune on the reference "
+            "engine predict it for the same head",
+        )
+
+
 def run_tuning(
     job: TuneJob,
     backend: Backend,
@@ -71,11 +82,7 @@ def run_tuning(
     on_step: Callable[[Tuning], None] = lambda tuning: None,
 ) -> Tuning:
     """All steps; `on_step` hears what is known after the prediction and after every cell."""
-    if not isinstance(backend, RecordsTraces):
-        raise UsageError(
-            f"backend {backend.capabilities().name} cannot be traced: acceptance has to be measured there",
-            hint="spectune sweep measures every configuration",
-        )
+    check_traces(backend)
     seconds: dict[str, float] = {}
     plan = with_conversations(job.plan, backend, store, progress)
     job = replace(job, plan=plan)

@@ -238,6 +238,20 @@ def test_a_surface_of_another_machine_is_refused(job_of: Any, tune: Make, tmp_pa
         tune(job_of(backend, surface=tmp_path / "tp4.json"), backend, "second")
 
 
+def test_an_engine_that_cannot_be_traced_is_refused_before_anything_is_written(
+    job_of: Any, tmp_path: Path
+) -> None:
+    """The message says what measures every configuration there."""
+
+    class Server(SimulatedBackend):
+        record_trace = None  # type: ignore[assignment]  # as a backend without it
+
+    with pytest.raises(UsageError, match="cannot be traced"):
+        start_tuning(tmp_path / "run", job_of(SimulatedBackend()), Server())
+
+    assert not (tmp_path / "run").exists()
+
+
 def test_a_race_ends_when_no_challenger_can_be_better_by_epsilon(job_of: Any, tune: Make) -> None:
     """Every other finalist's upper end lies below 1 + ε, or it left as the slower half."""
     backend = SimulatedBackend()
