@@ -35,7 +35,8 @@ from spectune.tune.surface import Sample, draft_family, fit_lines, held_out, poi
 LOOKUPS = frozenset({Method.NGRAM.value, Method.SUFFIX.value})
 MOST_SHAPES = 26
 MIN_TURNS, MAX_TURNS = 4, 16
-OFF_ROUNDS = 12
+OFF_ROUNDS = 15
+COLD_ROUNDS = 3
 GROWTH_TOKENS = 160
 """Tokens by which a text may grow in one run of the engine."""
 KEPT = (0, 1, 0, 2, 1, 0, 3, 1)
@@ -155,9 +156,6 @@ def _cell_samples(
     drifts: list[float] = []
     start_s = clock()
     off = [SpecConfig.off()] * OFF_ROUNDS
-    session.time_rounds(
-        _point(off[0], cell), _sized(requests, off[:3], off_kept := [0] * 3), off[:3], off_kept
-    )
     early = _off_rounds(session, cell, requests, off)
     samples += early
     methods = list(dict.fromkeys(shape.method for shape in shapes))
@@ -193,7 +191,7 @@ def _off_rounds(
 ) -> list[Sample]:
     kept = [0] * len(off)
     rounds = session.time_rounds(_point(off[0], cell), _sized(requests, off, kept), off, kept)
-    return [_sample(cell, off[0], turn, number) for number, turn in enumerate(rounds[1:])]
+    return [_sample(cell, off[0], turn, number) for number, turn in enumerate(rounds[COLD_ROUNDS:])]
 
 
 def _method_samples(
