@@ -149,8 +149,13 @@ def serve_here(
     simulated_truth: str | None,
     switch_rounds: float,
     chooser: Callable[[], Chooser],
+    loads: Sequence[PolicyLoad] | None = None,
+    categories: Sequence[str] | None = None,
 ) -> tuple[list[LoadSample], bool]:
-    """Samples of an engine of this process, old and new, and whether all are there."""
+    """Samples of an engine of this process, old and new, and whether all are there.
+
+    `loads` replace those that follow from the policy; `categories` restrict the prompts.
+    """
     from spectune.backend import create_backend
     from spectune.measure.policy_verify import requests_by_load, serve_in_turn
     from spectune.measure.requests import RequestBuilder
@@ -166,11 +171,13 @@ def serve_here(
     engine = create_backend(backend, **settings)
     check_validity(policy, engine.fingerprint())
     arms = arms_of(policy, chains_of(policy, further))
-    loads = loads_of(policy, max_batch_size, batch_sizes, max_tokens)
+    loads = loads or loads_of(policy, max_batch_size, batch_sizes, max_tokens)
     server = server_of(engine, arms, max(load.peak for load in loads), switch_rounds, chooser)
     temperature = float(policy["validity"]["temperatures"][0])
     asked = requests_by_load(
-        RequestBuilder(engine), load_workload(None).prompts, Sampling(temperature=temperature)
+        RequestBuilder(engine),
+        load_workload(None, categories=categories).prompts,
+        Sampling(temperature=temperature),
     )
     samples = read_samples(folder)
     done = {(sample.load, sample.repeat, sample.arm) for sample in samples}

@@ -11,8 +11,9 @@ from spectune.policy.file import config_of
 from spectune.records import SpecConfig
 from spectune.records.policy_load import PolicyArm, PolicyLoad
 
-GENERATIONS = 3
-"""Requests of a steady load for each one that runs at once: slots are refilled, as a server's are."""
+GENERATIONS, LARGE = 2, 16
+"""Requests of a steady load for each one that runs at once, so that slots are refilled as a server's are;
+from batch LARGE on a single generation says enough."""
 
 MIN_REQUESTS = 4
 MIXED_LEVELS = 12
@@ -35,7 +36,7 @@ def steady(size: int, max_tokens: int) -> PolicyLoad:
     return PolicyLoad(
         name=f"batch {size}",
         levels=((size, 0),),
-        num_requests=max(MIN_REQUESTS, GENERATIONS * size if size < 16 else 2 * size),
+        num_requests=max(MIN_REQUESTS, size if size >= LARGE else GENERATIONS * size),
         max_tokens=max_tokens,
     )
 

@@ -21,6 +21,7 @@ from spectune.cli.policy_verify import conclude, serve_here, table_of
 from spectune.policy.build import build_from_runs
 from spectune.policy.file import load_policy
 from spectune.policy.verification import LoadVerdict, Verification
+from spectune.policy.verify_loads import ramp, steady, steady_sizes
 from spectune.store import RunStore
 
 SIZES = (1, 2, 4, 8, 16, 32)
@@ -33,7 +34,9 @@ def main() -> int:
     parser.add_argument("runs", nargs="+", type=Path, help="sweeps that the policy is built from")
     parser.add_argument("--output-dir", type=Path, required=True)
     parser.add_argument("--num-runs", type=int, default=5)
-    parser.add_argument("--num-tokens", default="1,3", help="chains that are served throughout as well")
+    parser.add_argument("--num-tokens", default="", help="further chains that are served throughout as well")
+    parser.add_argument("--categories", help="only prompts of these; short ones leave more time to decode")
+    parser.add_argument("--ramp-tokens", type=int, default=16, help="tokens of every request of the ramp")
     parser.add_argument("--max-tokens", type=int, default=32)
     parser.add_argument("--max-seconds", type=float)
     parser.add_argument("--switch-cost-rounds", type=float)
@@ -45,8 +48,8 @@ def main() -> int:
         backend="reference",
         model=None,
         draft_model=None,
-        further=[int(part) for part in arguments.num_tokens.split(",")],
-        batch_sizes=SIZES,
+        further=[int(part) for part in arguments.num_tokens.split(",") if part],
+        batch_sizes=(),
         max_batch_size=max(SIZES),
         num_runs=arguments.num_runs,
         max_tokens=arguments.max_tokens,
@@ -54,6 +57,11 @@ def main() -> int:
         simulated_truth=None,
         switch_rounds=0.0,
         chooser=table_of(policy),
+        loads=[
+            *(steady(size, arguments.max_tokens) for size in steady_sizes(policy, max(SIZES), SIZES)),
+            ramp(max(SIZES), arguments.ramp_tokens),
+        ],
+        categories=arguments.categories.split(",") if arguments.categories else None,
     )
     found = conclude(policy, samples, arguments.output_dir, backend="reference")
     wrong = tell(found)
