@@ -149,12 +149,22 @@ def launch_lines(backend: LaunchedBackend, points: tuple[Point, ...]) -> list[st
 
 def start_line(plan: SweepPlan, work_s: float | None, *, is_eager: bool) -> str:
     """Number of starts, and minutes where they are known (`work_s`), before anything is started."""
-    several = any(len(prompt.turns) > 1 for prompt in plan.workload.prompts)  # answered in a start of its own
-    starts = len(plan.configs) * plan.repeats + plan.is_bracketed + several
+    starts = num_starts(plan)
     if work_s is None:
         return f"{starts} starts; how long they and the requests take is not known for this engine"
     start_s = EAGER_START_S if is_eager else COMPILED_START_S
     return (
         f"{starts} starts of about {start_s:.0f} s, then about {duration(work_s)} of requests for the default "
-        f"target on two cores: about {duration(starts * start_s + work_s)}"
+        f"target on two cores: about {duration(starts_s(plan, is_eager=is_eager) + work_s)}"
     )
+
+
+def num_starts(plan: SweepPlan) -> int:
+    """Servers that a plan starts; conversations are answered in one of their own."""
+    several = any(len(prompt.turns) > 1 for prompt in plan.workload.prompts)
+    return len(plan.configs) * plan.repeats + plan.is_bracketed + several
+
+
+def starts_s(plan: SweepPlan, *, is_eager: bool) -> float:
+    """Estimated seconds until all starts of a plan were ready."""
+    return num_starts(plan) * (EAGER_START_S if is_eager else COMPILED_START_S)

@@ -128,11 +128,15 @@ def show_plan(options: SweepOptions, *, as_json: bool) -> int:
     # Only the default target on the CPU has been timed.
     is_timed = options.backend not in UNTIMED and options.model is None and options.device == "cpu"
     estimate_s = work_s(plan) if is_timed else None
+    commands = start_lines(options, plan, backend)
+    if commands and estimate_s is not None:
+        from spectune.cli.servers import starts_s
+
+        estimate_s += starts_s(plan, is_eager=options.enforce_eager is not False)
     if as_json:
-        commands = start_lines(options, plan, backend)
         print_json({**plan_document(plan), "estimated_s": estimate_s, "starts": commands})
         return 0
-    for line in (*plan_lines(plan), *start_lines(options, plan, backend)):
+    for line in (*plan_lines(plan), *commands):
         print(line)
     if estimate_s is None:
         print("estimated time: not known for this backend, target and device")
