@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from spectune.errors import UsageError
+from spectune.measure.contention import CpuClock, cores_of_others, read_cpu_clock
 from spectune.measure.door import Door
 from spectune.measure.progress import SweepProgress
 from spectune.measure.requests import RequestBuilder
@@ -26,6 +27,7 @@ from spectune.tune.manifest import build_manifest, check_same_run, first_differe
 from spectune.tune.objective import memory_bytes, score, violation
 from spectune.tune.predict import Forecast, Forecasts, forecast
 from spectune.tune.race import Guess, RaceResult
+from spectune.tune.sweep import doubt_busy_machine
 from spectune.tune.tuning import TuneJob, Tuning, settings_of
 
 
@@ -80,8 +82,13 @@ def run_tuning(
     clock: Clock = time.perf_counter,
     say: Callable[[str], None] = lambda text: None,
     on_step: Callable[[Tuning], None] = lambda tuning: None,
+    read_clock: Callable[[], CpuClock | None] = read_cpu_clock,
 ) -> Tuning:
-    """All steps; `on_step` hears what is known after the prediction and after every cell."""
+    """All steps; `on_step` hears what is known after the prediction and after every cell.
+
+    Args:
+        read_clock: tells how busy other processes keep the machine.
+    """
     check_traces(backend)
     seconds: dict[str, float] = {}
     plan = with_conversations(job.plan, backend, store, progress)
@@ -90,7 +97,11 @@ def run_tuning(
     begin_s = clock()
     traces = find_traces(job, backend, store, builder, say)
     seconds["trace"], begin_s = clock() - begin_s, clock()
+    quiet = read_clock()
     surface = find_surface(job, backend, store, builder, say)
+    is_real = not backend.capabilities().is_simulated
+    if is_real:
+        doubt_busy_machine(cores_of_others(quiet, read_clock()), "while profiling", store, progress)
     seconds["profile"], begin_s = clock() - begin_s, clock()
     forecasts = forecast(surface, traces, plan.configs, plan.cells)
     chosen, excluded = _finalists(job, backend, forecasts, traces)
@@ -107,7 +118,11 @@ def run_tuning(
     )
     on_step(tuning)
     say(f"{len(forecasts.rows)} predictions in {seconds['predict']:.2f} s; measuring the finalists")
-    return _races(tuning, backend, store, builder, progress, retry_failed, clock, on_step)
+    quiet = read_clock()
+    raced = _races(tuning, backend, store, builder, progress, retry_failed, clock, on_step)
+    if is_real:
+        doubt_busy_machine(cores_of_others(quiet, read_clock()), "while measuring", store, progress)
+    return raced
 
 
 def _finalists(

@@ -83,18 +83,18 @@ def run_sweep(
     best = Best()
     is_real = bool(pending) and not backend.capabilities().is_simulated
     if is_real and not plan.has_boots:
-        _doubt_busy_machine(watch(), "before measuring", store, progress)
+        doubt_busy_machine(watch(), "before measuring", store, progress)
     started = read_clock()
     for launch in backend.plan(pending) if pending else []:
         if is_real and plan.has_boots:  # a server's own work cannot be told from others' while it runs
-            _doubt_busy_machine(watch(), "before a start", store, progress)
+            doubt_busy_machine(watch(), "before a start", store, progress)
         _run_launch(plan, backend, launch, store, progress, requests, best)
     if is_real and not plan.has_boots:
-        _doubt_busy_machine(cores_of_others(started, read_clock()), "while measuring", store, progress)
+        doubt_busy_machine(cores_of_others(started, read_clock()), "while measuring", store, progress)
     progress.finished()
 
 
-def _doubt_busy_machine(
+def doubt_busy_machine(
     busy_cores: float | None, when: str, store: RunStore, progress: SweepProgress
 ) -> None:
     """Tell at once and keep in the manifest that others disturb a measurement on the CPU."""

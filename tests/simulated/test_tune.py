@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Callable
 from dataclasses import replace
@@ -13,6 +14,7 @@ import pytest
 from spectune.backend.simulated import SimulatedBackend
 from spectune.backend.truth import SimulatedTruth
 from spectune.errors import NotComparable, UsageError
+from spectune.measure.contention import CpuClock
 from spectune.measure.progress import SilentProgress
 from spectune.metrics.throughput import round_tpot
 from spectune.policy.summary import summarize
@@ -250,6 +252,31 @@ def test_an_engine_that_cannot_be_traced_is_refused_before_anything_is_written(
         start_tuning(tmp_path / "run", job_of(SimulatedBackend()), Server())
 
     assert not (tmp_path / "run").exists()
+
+
+def test_a_machine_that_others_keep_busy_is_doubted(job_of: Any, tmp_path: Path) -> None:
+    """Times beside other work say little: the run says so once for the profile and once for the race."""
+
+    class Real(SimulatedBackend):
+        def capabilities(self):
+            return replace(super().capabilities(), is_simulated=False)
+
+        def fingerprint(self):
+            return replace(super().fingerprint(), device="cpu", threads=64)
+
+    ticks = itertools.count(1)
+
+    def clock() -> CpuClock:
+        second = float(next(ticks))
+        return CpuClock(wall_s=second, busy_s=64 * second, own_s=0.0)
+
+    backend, job = Real(), job_of(SimulatedBackend())
+    store = start_tuning(tmp_path / "run", job, backend)
+
+    run_tuning(job, backend, store, SilentProgress(), read_clock=clock)
+
+    told = [text for text in store.manifest["cautions"] if text.startswith("other processes")]
+    assert [True, True] == ["busy while" in text for text in told]
 
 
 def test_a_race_ends_when_no_challenger_can_be_better_by_epsilon(job_of: Any, tune: Make) -> None:
