@@ -175,15 +175,16 @@ def _cell_samples(
 
 def _without_forcing(samples: Sequence[Sample], plain: Sequence[Sample]) -> list[Sample]:
     """Rounds without what forcing their acceptance costs, as plain rounds tell it: those among the samples
-    are forced, `plain` are not. The forced plain rounds themselves are left out."""
+    are forced, `plain` are not.
+
+    The forced plain rounds stay with their verification, so that plain decoding is timed beside all the
+    others and not before and after them alone; a drafter's part in them is none of plain decoding's.
+    """
     forced = [sample.other_s for sample in samples if sample.config.is_off]
-    known = median([sample.other_s for sample in plain])
-    extra = max(0.0, (median(forced) or 0.0) - (known or 0.0)) if forced else 0.0
-    return [
-        replace(sample, other_s=max(0.0, sample.other_s - extra))
-        for sample in samples
-        if not sample.config.is_off
-    ]
+    other_s, draft_s = (median([getattr(s, name) for s in plain]) or 0.0 for name in ("other_s", "draft_s"))
+    extra = max(0.0, (median(forced) or 0.0) - other_s) if forced else 0.0
+    told = [replace(sample, other_s=max(0.0, sample.other_s - extra)) for sample in samples]
+    return [replace(sample, draft_s=draft_s) if sample.config.is_off else sample for sample in told]
 
 
 def _off_rounds(

@@ -11,7 +11,7 @@ from spectune.backend.simulated import SimulatedBackend
 from spectune.backend.truth import SimulatedTruth
 from spectune.errors import UsageError
 from spectune.records import Cell, Request, Sampling, SpecConfig
-from spectune.tune.profile import lattice, profile, repeatability
+from spectune.tune.profile import COLD_ROUNDS, MIN_TURNS, OFF_ROUNDS, lattice, profile, repeatability
 from spectune.tune.space import build_space
 from spectune.tune.surface import Costs, draft_family
 
@@ -46,6 +46,40 @@ def test_a_profile_recovers_what_the_engine_declares(batch_size: int) -> None:
         assert told.draft_s == pytest.approx(QUIET.draft_s(config), abs=2e-6)
         assert told.verify_s == pytest.approx(QUIET.verify_s(batch_size, extra, kv_tokens), rel=1e-3)
         assert told.other_s == pytest.approx(QUIET.other_s + QUIET.other_s_per_sequence * batch_size)
+
+
+def test_what_forcing_costs_is_taken_out() -> None:
+    """An engine that needs a millisecond a round to force acceptance is told without it."""
+
+    class Forcing(SimulatedBackend):
+        @contextmanager
+        def open(self, launch):
+            with super().open(launch) as session:
+                plain = session.time_rounds
+
+                def time_rounds(point, requests, configs, kept):
+                    extra_s = 0.0 if all(config.is_off for config in configs) else 1e-3
+                    rounds = plain(point, requests, configs, kept)
+                    return tuple(replace(turn, other_s=turn.other_s + extra_s) for turn in rounds)
+
+                session.time_rounds = time_rounds
+                yield session
+
+    surface = profile(Forcing(truth=QUIET), CONFIGS, cells_of(1), budget_s=0)
+
+    declared = QUIET.other_s + QUIET.other_s_per_sequence
+    for point in surface.points:
+        assert point.other_s == pytest.approx(declared)
+
+
+def test_plain_rounds_between_drafting_ones_count_for_plain_decoding() -> None:
+    """Plain decoding is timed as often as every other shape, and without the drafter's part."""
+    surface = profile(SimulatedBackend(truth=QUIET), CONFIGS, cells_of(1), budget_s=0)
+
+    plain = next(point for point in surface.points if point.config.is_off)
+    alone = 2 * (OFF_ROUNDS - COLD_ROUNDS)
+    assert plain.num_rounds == alone + 2 * MIN_TURNS  # once a pass of either method
+    assert plain.draft_s == 0.0
 
 
 def test_two_profiles_of_one_engine_agree_within_its_noise() -> None:
