@@ -14,7 +14,7 @@ from spectune.errors import UsageError
 if TYPE_CHECKING:
     from spectune.backend.vllm import VllmBackend
     from spectune.records import SpecConfig
-    from spectune.records.policy_load import LoadSample, PolicyArm
+    from spectune.records.policy_load import LoadSample, PolicyArm, PolicyLoad
 
 FLAG = "--speculative-config"
 
@@ -44,11 +44,13 @@ def serve_vllm(
     num_runs: int,
     max_tokens: int,
     max_seconds: float | None,
-    document: Mapping[str, Any] | None = None,
+    loads: Sequence[PolicyLoad] | None = None,
+    is_bracketed: bool = True,
 ) -> tuple[list[LoadSample], bool]:
     """Samples of vLLM servers, old and new, and whether all are there.
 
-    `document` replaces the emitted JSON, to serve a schedule that was written by hand.
+    `loads` replace those that follow from the policy; plain decoding is started again at the end unless
+    `is_bracketed` is false.
     """
     from spectune.backend.vllm import VllmBackend
     from spectune.cli.policy_verify import append_sample, head_of, loads_of, read_samples
@@ -61,7 +63,7 @@ def serve_vllm(
     from spectune.workload import load_workload
 
     top = max_batch_size or int(policy["validity"]["batch"][1])
-    emitted = dict(document or emitted_document(policy, top))
+    emitted = emitted_document(policy, top)
     head = draft_model or head_of(policy)
     settings: dict[str, Any] = {
         "model": model,
@@ -80,17 +82,26 @@ def serve_vllm(
     def backend_of(arm: PolicyArm) -> VllmBackend:
         return EmittedVllm(emitted, **settings) if arm.is_policy else VllmBackend(**settings)
 
-    loads = loads_of(policy, top, batch_sizes, max_tokens)
+    loads = loads or loads_of(policy, top, batch_sizes, max_tokens)
     asked = requests_by_load(RequestBuilder(plain), load_workload(None).prompts, Sampling())
     samples = read_samples(folder)
     done = {(sample.load, sample.repeat, sample.arm, sample.boot) for sample in samples}
     say(f"served as the policy: {FLAG} {json.dumps(emitted)}")
     for sample in serve_starts(
-        backend_of, lead, arms, loads, asked, repeats=num_runs, done=done, max_seconds=max_seconds, say=say
+        backend_of,
+        lead,
+        arms,
+        loads,
+        asked,
+        repeats=num_runs,
+        done=done,
+        is_bracketed=is_bracketed,
+        max_seconds=max_seconds,
+        say=say,
     ):
         append_sample(folder, sample)
         samples.append(sample)
-    return samples, len(samples) >= (len(arms) + 1) * len(loads) * num_runs
+    return samples, len(samples) >= (len(arms) + is_bracketed) * len(loads) * num_runs
 
 
 def _lead(configs: Sequence[SpecConfig], emitted: Mapping[str, Any], head: str | None) -> SpecConfig:

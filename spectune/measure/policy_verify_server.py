@@ -75,11 +75,13 @@ def serve_starts(
     *,
     repeats: int,
     done: Collection[BootKey] = (),
+    is_bracketed: bool = True,
     max_seconds: float | None = None,
     clock: Callable[[], float] = time.monotonic,
     say: Callable[[str], None] = lambda text: None,
 ) -> Iterator[LoadSample]:
-    """Samples of every start in the order of `arms`, then once more of the first of them (plain decoding).
+    """Samples of every start in the order of `arms`, then once more of the first of them (plain decoding)
+    unless `is_bracketed` is false.
 
     What is in `done` is left out, a start that lacks nothing too. Ends before `max_seconds` are over.
     """
@@ -88,7 +90,7 @@ def serve_starts(
     def left() -> float:
         return float("inf") if max_seconds is None else max_seconds - (clock() - started)
 
-    for boot, arm in enumerate([*arms, arms[0]]):
+    for boot, arm in enumerate([*arms, *(arms[:1] if is_bracketed else ())]):
         missing = [
             (load, repeat)
             for repeat in range(repeats)

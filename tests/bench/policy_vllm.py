@@ -23,6 +23,7 @@ from spectune.cli.policy_tables import print_verification
 from spectune.cli.policy_verify import conclude
 from spectune.policy.build import build_from_runs
 from spectune.policy.file import config_of, load_policy
+from spectune.policy.verify_loads import steady
 from spectune.records import SpecConfig
 from spectune.store import RunStore
 
@@ -36,6 +37,7 @@ def main() -> int:
     parser.add_argument("--num-runs", type=int, default=3)
     parser.add_argument("--max-tokens", type=int, default=32)
     parser.add_argument("--max-batch-size", type=int)
+    parser.add_argument("--sizes", help="only steady loads of these sizes, and plain decoding started once")
     parser.add_argument("--max-seconds", type=float)
     arguments = parser.parse_args()
     policy = policy_of(arguments)
@@ -50,6 +52,10 @@ def main() -> int:
         num_runs=arguments.num_runs,
         max_tokens=arguments.max_tokens,
         max_seconds=arguments.max_seconds,
+        loads=[steady(int(size), arguments.max_tokens) for size in arguments.sizes.split(",")]
+        if arguments.sizes
+        else None,
+        is_bracketed=not arguments.sizes,
     )
     found = conclude(policy, samples, arguments.output_dir, backend="vllm")
     print(f"schedule: {json.dumps(emitted_document(policy, arguments.max_batch_size or top_of(policy)))}")
