@@ -264,8 +264,9 @@ def learner_of(source: Path, policy: dict[str, Any]) -> Callable[[], Chooser]:
 def head_of(policy: dict[str, Any]) -> str | None:
     """The draft head that the policy was measured with."""
     heads = {cell["config"]["draft_model"] for cell in policy["cells"] if cell["config"] != "off"}
-    named = heads - {None}
-    return named.pop() if named else policy["validity"]["draft"]
+    named = heads - {None} or {policy["validity"]["draft"]}
+    head: str | None = named.pop()
+    return head
 
 
 def chains_of(policy: dict[str, Any], depths: Sequence[int]) -> list[SpecConfig]:

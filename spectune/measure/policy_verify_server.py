@@ -22,6 +22,7 @@ from spectune.records import (
     LoadSession,
     Point,
     Request,
+    RequestRecord,
     Sampling,
     Session,
     SpecConfig,
@@ -125,7 +126,8 @@ def serve_load(
             raise EngineFailure("the engine cannot keep a load up")
         return session.stream(_point(config, load.peak, load.max_tokens), requests, requests)
     queue = list(requests)
-    records, seconds = [], 0.0
+    records: list[RequestRecord] = []
+    seconds = 0.0
     for level, num_tokens in load.levels:
         count = max(level, num_tokens // load.max_tokens)
         own, queue = queue[:count], queue[count:]
