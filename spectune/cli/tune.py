@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from spectune.cli.config import read_config
 from spectune.cli.console import duration, keep_log_in, print_json, say
 from spectune.cli.options import parse_settings, settings_of, with_flags
 from spectune.cli.tune_options import QUICK_TUNE, TuneOptions
@@ -30,6 +31,10 @@ DONE, NOTHING_USABLE, DONE_WITH_FAILURES = 0, 1, 7
 def tune(
     called: typer.Context,
     *,
+    config: Annotated[
+        Path | None,
+        typer.Option("--config", help="Settings of a sweep from a spectune.yaml; flags override it."),
+    ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="A first answer within six minutes.")] = False,
     resume: Annotated[
         Path | None, typer.Option("--resume", help="Complete this run directory with its own settings.")
@@ -46,7 +51,7 @@ def tune(
     One plain run tells what every draft would be worth, a short profile what every round costs; the
     predicted best are measured in turn with plain decoding. The verdict may be not to speculate.
     """
-    options = stored_settings(resume, flags) if resume else read_settings(flags, quick=quick)
+    options = stored_settings(resume, flags) if resume else read_settings(flags, config, quick=quick)
     if dry_run:
         raise typer.Exit(show_plan(options, as_json=as_json))
     argv = ("spectune", *called.obj)
@@ -94,10 +99,13 @@ def run(
     return exit_code(tuning, summary)
 
 
-def read_settings(flags: dict[str, Any], *, quick: bool) -> TuneOptions:
-    """Flags over --quick over defaults."""
+def read_settings(flags: dict[str, Any], config: Path | None = None, *, quick: bool) -> TuneOptions:
+    """Flags over --quick over the file over defaults."""
+    from_file, places = read_config(config) if config else ({}, {})
     given = {name: value for name, value in flags.items() if value is not None}
-    options: TuneOptions = parse_settings(TuneOptions, QUICK_TUNE if quick else {}, given)
+    preset = QUICK_TUNE if quick else {}
+    sources = {name: place for name, place in places.items() if name not in given and name not in preset}
+    options: TuneOptions = parse_settings(TuneOptions, from_file, preset, given, sources=sources)
     return options
 
 

@@ -157,6 +157,7 @@ def exhaustive(arguments: argparse.Namespace) -> int:
     store = open_store(bench, "exhaustive")
     log = Log(arguments.output / "groups.jsonl")
     longest: dict[int, float] = {}
+    num_done = 0  # a call does something, however short its time
     for row in log.rows:
         if row["busy_cores"] <= BUSY_CORES:
             longest[row["batch"]] = max(longest.get(row["batch"], 0.0), row["seconds"])
@@ -166,10 +167,11 @@ def exhaustive(arguments: argparse.Namespace) -> int:
             if any(row["busy_cores"] <= BUSY_CORES for row in tries) or len(tries) >= 3:
                 continue
             expected_s = longest.get(cell.batch_size, 70.0)
-            if time.perf_counter() - start_s + expected_s > arguments.max_seconds:
+            if num_done and time.perf_counter() - start_s + expected_s > arguments.max_seconds:
                 print(f"stopped before batch {cell.batch_size}, group {group}")
                 return MORE
             seconds, busy = run_group(bench, store, cell, group)
+            num_done += 1
             longest[cell.batch_size] = max(longest.get(cell.batch_size, 0.0), seconds)
             log.add({"batch": cell.batch_size, "group": group, "seconds": seconds, "busy_cores": busy})
             print(f"batch {cell.batch_size}, group {group}: {seconds:.0f} s, others {busy:.2f} cores")
@@ -340,11 +342,13 @@ def regret(arguments: argparse.Namespace) -> int:
     start_s = time.perf_counter()
     log = Log(arguments.output / "tuned.jsonl")
     longest = max((row["seconds"] for row in log.rows), default=150.0)
+    num_done = 0
     for seed in range(1, arguments.repetitions + 1):
         if any(row["seed"] == seed for row in log.rows):
             continue
-        if time.perf_counter() - start_s + longest > arguments.max_seconds:
+        if num_done and time.perf_counter() - start_s + longest > arguments.max_seconds:
             return MORE
+        num_done += 1
         row = tune_once(arguments.output, seed)
         longest = max(longest, row["seconds"])
         log.add(row)

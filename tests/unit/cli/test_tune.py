@@ -72,6 +72,18 @@ def test_dry_run_runs_nothing(spectune: Spectune) -> None:
     assert not Path("runs").exists()
 
 
+def test_settings_come_from_a_file_and_flags_win(spectune: Spectune) -> None:
+    """The file of a sweep: its batch sizes are taken, the flag's chain lengths win over its own."""
+    Path("spectune.yaml").write_text("search: {num_tokens: [1, 2, 3, 4]}\nload: {batch_size: [1, 2]}\n")
+    words = [word for word in TINY if word not in ("--batch-size", "1")]
+
+    done = spectune(*words, "--config", "spectune.yaml", "--dry-run", "--json")
+
+    told = json.loads(done.out)
+    assert 2 == len(told["cells"])
+    assert ["off", "eagle3 K=1", "eagle3 K=2", "eagle3 K=3"] == told["configs"]
+
+
 def test_resume_of_a_finished_tuning_measures_nothing(finished: Path, spectune: Spectune) -> None:
     """Same winner, same points, exit code 0."""
     shutil.copytree(finished, "run")
