@@ -9,14 +9,20 @@ from typing import Any
 
 from spectune.policy.deadband import patience_of
 from spectune.policy.file import config_of
-from spectune.policy.table import choose
+from spectune.policy.table import cells_that_hold, choose
 from spectune.records import SpecConfig
 
 PROBE_BUDGET = 0.005
 """Share of the time that looking at the other choice may cost."""
 
 PROBE_ROUNDS = 5
-"""Rounds of one look: enough for a moving mean to follow."""
+"""Rounds of one look: enough for the engine's moving mean to follow."""
+
+WEIGHT = 0.02
+"""Of the newest value in the slow mean of accepted drafts: about a hundred rounds are remembered."""
+
+MIN_ROUNDS = 100
+"""Speculating rounds before the acceptance of the moment says anything: single rounds accept by chance."""
 
 
 class PolicyChooser:
@@ -28,9 +34,9 @@ class PolicyChooser:
     Args:
         category, temperature: of the requests, where all of them share one.
         patience: rounds that any switch waits, in place of the policy's deadband.
-        break_even: drafts that a round has to accept, by configuration label, for it to be worth its time.
-            Where the live estimate falls below, rounds are off, but for a probe now and then that costs
-            no more than PROBE_BUDGET of the time; the probe's acceptance turns speculation on again.
+        uses_acceptance: rest where the drafts of the moment are not worth their rounds (fewer are accepted,
+            in a slow mean, than the cell's own break-even). Looks now and then cost no more than
+            PROBE_BUDGET of the time, and end the rest when they find acceptance.
     """
 
     def __init__(
@@ -40,18 +46,20 @@ class PolicyChooser:
         category: str | None = None,
         temperature: float | None = None,
         patience: int | None = None,
-        break_even: Mapping[str, float] | None = None,
+        uses_acceptance: bool = True,
     ) -> None:
         self._policy = policy
         self._category, self._temperature = category, temperature
         self._patience = patience
         self._deadband = patience_of(policy)
-        self._break_even = dict(break_even or {})
-        self._known: dict[tuple[int, int], SpecConfig] = {}
+        self._uses_acceptance = uses_acceptance
+        self._known: dict[tuple[int, int], tuple[SpecConfig, float | None]] = {}
         self._ranges = _Ranges(policy)
         self._running: SpecConfig | None = None
         self._asked = 0
-        self._rounds_poor = 0
+        self._mean: float | None = None  # slow mean of accepted drafts
+        self._num_drafted = 0  # rounds behind it
+        self._rounds_poor: int | None = None  # of the present rest; None where nothing rests
 
     @property
     def largest(self) -> SpecConfig:
@@ -61,9 +69,11 @@ class PolicyChooser:
 
     def choose(self, *, batch_size: int, context_tokens: int, acceptance_ema: float | None) -> SpecConfig:
         """The configuration to run next."""
-        wanted = self._wanted(batch_size, context_tokens)
-        if self._is_poor(wanted, acceptance_ema):
-            if self._is_look(wanted):
+        wanted, needed = self._wanted(batch_size, context_tokens)
+        self._remember(acceptance_ema)
+        if self._is_poor(wanted, needed, acceptance_ema):
+            assert needed is not None
+            if self._is_look(needed):
                 return wanted
             wanted = SpecConfig.off()
         if self._running is None or wanted == self._running:
@@ -79,26 +89,41 @@ class PolicyChooser:
             return self._patience
         return self._deadband.get((running.label, wanted.label), 1)
 
-    def _wanted(self, batch_size: int, context_tokens: int) -> SpecConfig:
+    def _wanted(self, batch_size: int, context_tokens: int) -> tuple[SpecConfig, float | None]:
+        """The table's configuration, and the drafts it has to accept there."""
         key = (self._ranges.batch(batch_size), self._ranges.context(context_tokens))
         if key not in self._known:
-            self._known[key] = choose(
-                self._policy, batch_size, context_tokens, self._category, self._temperature
-            )
+            place = (self._policy, batch_size, context_tokens, self._category, self._temperature)
+            config = choose(*place)
+            own = (cell for cell in cells_that_hold(*place) if config_of(cell["config"]) == config)
+            self._known[key] = (config, next(own, {}).get("break_even_accepted"))
         return self._known[key]
 
-    def _is_poor(self, wanted: SpecConfig, accepted: float | None) -> bool:
-        """Whether the drafts of the moment are not worth their rounds."""
-        needed = self._break_even.get(wanted.label)
-        is_poor = needed is not None and accepted is not None and accepted < needed
-        if not is_poor:
-            self._rounds_poor = 0
-        return is_poor
+    def _remember(self, accepted: float | None) -> None:
+        """The engine's mean moves only in rounds that draft."""
+        if accepted is None or self._running is None or self._running.is_off:
+            return
+        self._num_drafted += 1
+        self._mean = accepted if self._mean is None else (1 - WEIGHT) * self._mean + WEIGHT * accepted
 
-    def _is_look(self, wanted: SpecConfig) -> bool:
+    def _is_poor(self, wanted: SpecConfig, needed: float | None, accepted: float | None) -> bool:
+        """Whether the drafts of the moment are not worth their rounds."""
+        if not self._uses_acceptance or wanted.is_off or needed is None or self._mean is None:
+            return False
+        if self._rounds_poor is None:
+            if self._num_drafted < MIN_ROUNDS or self._mean >= needed:
+                return False
+            self._rounds_poor = 0
+        elif accepted is not None and accepted >= needed:  # a look found acceptance
+            self._rounds_poor, self._mean, self._num_drafted = None, accepted, MIN_ROUNDS // 2
+            return False
+        return True
+
+    def _is_look(self, needed: float) -> bool:
         """Whether it is time to look again: each look loses `needed` plain rounds a round at most."""
+        assert self._rounds_poor is not None
         self._rounds_poor += 1
-        pause = PROBE_ROUNDS * math.ceil(max(self._break_even[wanted.label], 1.0) / PROBE_BUDGET)
+        pause = PROBE_ROUNDS * math.ceil(max(needed, 1.0) / PROBE_BUDGET)
         if self._rounds_poor <= pause:
             return False
         if self._rounds_poor >= pause + PROBE_ROUNDS:

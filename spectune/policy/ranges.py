@@ -8,19 +8,21 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from spectune.records import Interval, SpecConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """What was decided at a measured place; `num_steps` is the number of steps behind it."""
+    """What was decided at a measured place; `num_steps` is the number of steps behind it, `break_even` the
+    drafts that a round has to accept to be worth its time."""
 
     config: SpecConfig
     source: str
     speedup: Interval | None = None
     num_steps: int = 0
+    break_even: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +62,7 @@ def _until_next(size: int, here: Choice, following: int, there: Choice) -> list[
         source = here.source
         if following - size > 1:
             source += f"; up to {following - 1} because batch size {following} agrees"
-        choice = Choice(config=here.config, source=source, speedup=here.speedup, num_steps=here.num_steps)
+        choice = replace(here, source=source)
         return [Segment(low=size, high=following - 1, choice=choice)]
     segments = [Segment(low=size, high=size, choice=here)]
     if following - size > 1:

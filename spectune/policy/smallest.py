@@ -25,6 +25,7 @@ class Option:
     value: float
     speedup: Interval | None = None
     num_steps: int = 0
+    break_even: float | None = None
 
 
 def options_of(comparison: CellComparison) -> dict[SpecConfig, Option]:
@@ -40,8 +41,13 @@ def options_of(comparison: CellComparison) -> dict[SpecConfig, Option]:
             beats = arm.speedup.low is not None and arm.speedup.low > 1.0
         if beats or arm.config == comparison.decision.chosen:
             steps = 0 if arm.acceptance is None else arm.acceptance.num_steps
+            tokens = comparison.break_even(arm)
             found[arm.config] = Option(
-                config=arm.config, value=arm.speedup.value, speedup=arm.speedup, num_steps=steps
+                config=arm.config,
+                value=arm.speedup.value,
+                speedup=arm.speedup,
+                num_steps=steps,
+                break_even=None if tokens is None else max(0.0, tokens - 1),
             )
     return found
 
@@ -109,4 +115,10 @@ def _replaced(choice: Choice, option: Option, best: Option, max_loss: float) -> 
         f"{choice.source}; {best.config.label} ({best.value:.2f}x) was the decision there, "
         f"{option.config.label} ({option.value:.2f}x) saves an edge within the allowed loss of {max_loss:.0%}"
     )
-    return Choice(config=option.config, source=source, speedup=option.speedup, num_steps=option.num_steps)
+    return Choice(
+        config=option.config,
+        source=source,
+        speedup=option.speedup,
+        num_steps=option.num_steps,
+        break_even=option.break_even,
+    )

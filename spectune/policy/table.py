@@ -104,7 +104,14 @@ def _choice(comparison: CellComparison, run_name: str) -> Choice:
         source=f"{run_name}: measured at {comparison.cell.label}",
         speedup=decision.speedup,
         num_steps=_num_steps(arm),
+        break_even=None if arm is None else break_even_of(comparison, arm),
     )
+
+
+def break_even_of(comparison: CellComparison, arm: ArmSummary) -> float | None:
+    """Accepted drafts a round at which an arm is as fast as plain decoding, from both measured rounds."""
+    tokens = comparison.break_even(arm)
+    return None if tokens is None else max(0.0, tokens - 1)
 
 
 def _num_steps(arm: ArmSummary | None) -> int:
@@ -196,6 +203,7 @@ def _cell_json(
         "speedup": None if speedup is None else speedup.value,
         "speedup_ci": [speedup.low, speedup.high] if speedup is not None and has_interval else None,
         "num_steps": choice.num_steps,
+        "break_even_accepted": choice.break_even,
         "source": choice.source,
     }
 
@@ -233,10 +241,28 @@ def choose(
     A context or temperature that is not known (None) takes the smallest speculation of all cells
     that hold the rest. No category means the cells of all categories together.
     """
-    found: list[SpecConfig] = []
+    cells = cells_that_hold(policy, batch_size, context_tokens, category, temperature)
+    if not cells:
+        return config_of(policy["fallback"])
+    found = [config_of(cell["config"]) for cell in cells]
+    if context_tokens is None or temperature is None:
+        return min(found, key=lambda config: (config.size, config.label))
+    return found[0]
+
+
+def cells_that_hold(
+    policy: Mapping[str, Any],
+    batch_size: int,
+    context_tokens: int | None,
+    category: str | None,
+    temperature: float | None,
+) -> list[Mapping[str, Any]]:
+    """The cells of a category that hold everything given, in their order; of all categories together where
+    the category has none."""
+    found: list[Mapping[str, Any]] = []
     for scope in (category, None) if category is not None else (None,):
         found = [
-            config_of(cell["config"])
+            cell
             for cell in policy["cells"]
             if cell["category"] == scope
             and _holds(cell["batch"], batch_size)
@@ -245,11 +271,7 @@ def choose(
         ]
         if found:
             break
-    if not found:
-        return config_of(policy["fallback"])
-    if context_tokens is None or temperature is None:
-        return min(found, key=lambda config: (config.size, config.label))
-    return found[0]
+    return found
 
 
 def _holds(pair: Iterable[float | None] | None, value: float) -> bool:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
-
 import pytest
 
-from spectune.policy.chooser import PROBE_BUDGET, PROBE_ROUNDS, PolicyChooser
+from spectune.policy.chooser import MIN_ROUNDS, PROBE_BUDGET, PROBE_ROUNDS, PolicyChooser
 from spectune.policy.learner import LearningChooser
 from spectune.policy.table import build_policy
 from spectune.records import Cell, RoundTimes, SpecConfig
@@ -53,25 +51,62 @@ def test_chooser_falls_back_to_off_beyond_the_measured_context(policy):
     assert ask(PolicyChooser(policy, temperature=0.0), 1, context=301) == 0
 
 
-def test_chooser_turns_off_what_is_not_accepted_and_looks_again_for_almost_nothing(policy):
-    """Below its break-even a configuration rests, but for looks that cost 0.5% of the time at most."""
-    chooser = PolicyChooser(policy, temperature=0.0, break_even={"eagle3 K=3": 0.4})
+def needing(policy, accepted: float):
+    """The policy with a break-even of so many accepted drafts wherever it speculates."""
+    cells = [
+        {**c, "break_even_accepted": None if c["config"] == "off" else accepted} for c in policy["cells"]
+    ]
+    return {**policy, "cells": cells}
 
-    depths = [ask(chooser, 1, accepted) for accepted in itertools.chain([None, 0.9], [0.1] * 5000)]
-    looks = depths[2:].count(3)
 
-    assert depths[:3] == [3, 3, 0]
+def test_policy_says_what_a_round_has_to_accept(make):
+    """A round of 1.5 plain ones has to emit 1.5 tokens: half a draft accepted."""
+    arm = make.arm(K3, 1.3, rounds=make.rounds(2.0, draft=0.2, verify=1.3))
+    cell = make.compare(make.cell(1), arm)
+    policy = build_policy(
+        [cell], (), run_name="run", fingerprint=make.fingerprint(), contexts={cell.cell: (20, 300)}
+    )
+
+    assert policy["cells"][0]["break_even_accepted"] == pytest.approx(0.5)
+
+
+def test_chooser_rests_what_is_not_accepted_and_looks_again_for_almost_nothing(policy):
+    """After a hundred poor rounds K=3 rests, but for looks that cost 0.5% of the time at most."""
+    chooser = PolicyChooser(needing(policy, 0.4), temperature=0.0)
+
+    depths = [ask(chooser, 1, 0.1) for _ in range(5000)]
+    looks = depths[MIN_ROUNDS:].count(3)
+
+    assert depths[:MIN_ROUNDS] == [3] * MIN_ROUNDS
+    assert depths[MIN_ROUNDS] == 0
     assert 0 < looks * 0.4 <= PROBE_BUDGET * 5000
     assert looks % PROBE_ROUNDS == 0
 
 
+def test_chooser_is_not_misled_by_single_rounds(policy):
+    """A moving mean that dips below the break-even now and then, as chance has it, changes nothing."""
+    chooser = PolicyChooser(needing(policy, 0.3), temperature=0.0)
+
+    depths = [ask(chooser, 1, 0.1 if step % 4 == 0 else 0.5) for step in range(2000)]
+
+    assert set(depths) == {3}
+
+
 def test_chooser_goes_on_as_soon_as_a_look_finds_acceptance(policy):
     """Acceptance above the break-even ends the rest."""
-    chooser = PolicyChooser(policy, temperature=0.0, break_even={"eagle3 K=3": 0.4}, patience=1)
-    for _ in range(10):
+    chooser = PolicyChooser(needing(policy, 0.4), temperature=0.0, patience=1)
+    for _ in range(MIN_ROUNDS + 10):
         ask(chooser, 1, 0.1)
+    assert ask(chooser, 1, 0.1) == 0
 
-    assert ask(chooser, 1, 0.5) == 3
+    assert [ask(chooser, 1, 0.5) for _ in range(50)] == [3] * 50
+
+
+def test_chooser_can_be_told_to_run_the_table_alone(policy):
+    """Without the acceptance of the moment nothing rests."""
+    chooser = PolicyChooser(needing(policy, 0.4), temperature=0.0, uses_acceptance=False)
+
+    assert {ask(chooser, 1, 0.0) for _ in range(500)} == {3}
 
 
 # Learning ------------------------------------------------------------------------------------------
