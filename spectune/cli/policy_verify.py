@@ -167,7 +167,14 @@ def serve_here(
     head = draft_model or head_of(policy)
     settings: dict[str, Any] = {"truth": simulated_truth} if backend == "simulated" else {}
     if backend == "reference":
-        settings = {"model": model, "draft_model": head, "progress": say}
+        measured = policy["validity"]
+        settings = {
+            "model": model,
+            "draft_model": head,
+            "device": "cpu" if measured["device"] == "cpu" else "cuda",
+            "dtype": measured["dtype"],
+            "progress": say,
+        }
     engine = create_backend(backend, **settings)
     check_validity(policy, engine.fingerprint())
     arms = arms_of(policy, chains_of(policy, further))
