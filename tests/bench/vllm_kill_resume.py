@@ -23,6 +23,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
+from spectune.backend.processes import PROC
 from spectune.store import RunStore
 from tests.support.served_sweep import counts, left_over
 
@@ -70,8 +71,8 @@ def repeat(number: int, engine_python: str | None, work: Path, expected: dict[st
     name, mark, times, wait_s = PLACES[number % len(PLACES)]
     run = work / f"broken-{number}"
     shutil.rmtree(run, ignore_errors=True)
-    kill_at(command(words(engine_python, run)), mark, times, wait_s)
-    left, waited_s = wait_gone(run)
+    family = kill_at(command(words(engine_python, run)), mark, times, wait_s)
+    left, waited_s = wait_gone(run, family)
     done = {point: outcome.status for point, outcome in RunStore.open(run).outcomes().items()}
     lines = (run / "points.jsonl").read_text(encoding="utf-8") if done else ""
     code = spectune(["sweep", "--resume", str(run)], work / f"broken-{number}.out")
@@ -86,7 +87,7 @@ def repeat(number: int, engine_python: str | None, work: Path, expected: dict[st
         "same summary": table(run) == table(work / "whole"),
     }
     told = ", ".join(f"{text}: {'yes' if holds else 'NO'}" for text, holds in verdicts.items())
-    print(f"repetition {number}, killed {name} ({len(done)} of {len(expected)} points done, servers gone "
+    print(f"repetition {number}, killed {name} ({len(done)} of {len(expected)} points done, its {len(family)} processes gone "
           f"after {waited_s:.1f} s): {told}", flush=True)  # fmt: skip
     return int(not all(verdicts.values()))
 
@@ -101,8 +102,8 @@ def table(run: Path) -> list[tuple[Any, ...]]:
     ]  # fmt: skip
 
 
-def kill_at(argv: list[str], mark: str, times: int, wait_s: float) -> None:
-    """SIGKILL `wait_s` after `mark` was said for the last of `times` times."""
+def kill_at(argv: list[str], mark: str, times: int, wait_s: float) -> set[tuple[int, str]]:
+    """SIGKILL `wait_s` after `mark` was said for the last of `times` times; returns who descended from it."""
     process = subprocess.Popen(argv, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
     assert process.stderr is not None
     seen = 0
@@ -111,17 +112,45 @@ def kill_at(argv: list[str], mark: str, times: int, wait_s: float) -> None:
         if seen == times:
             time.sleep(wait_s)
             break
+    family = descendants(process.pid)
     os.kill(process.pid, signal.SIGKILL)
     process.stderr.close()
     process.wait()
+    return family
 
 
-def wait_gone(run: Path) -> tuple[list[str], float]:
-    """Servers of the run that still live after GONE_S at most, and the seconds until none did."""
+def descendants(ancestor: int) -> set[tuple[int, str]]:
+    """(id, start time) of all that `ancestor` started, and they in turn: the engine's workers too."""
+    parents = {pid: fields for pid in living() if (fields := stat_of(pid)) is not None}
+    found = {ancestor}
+    while more := {pid for pid, (parent, _) in parents.items() if parent in found} - found:
+        found |= more
+    return {(pid, parents[pid][1]) for pid in found - {ancestor}}
+
+
+def living() -> list[int]:
+    return [int(folder.name) for folder in PROC.glob("[0-9]*")]
+
+
+def stat_of(pid: int) -> tuple[int, str] | None:
+    """Parent and start time of a process that lives and is no zombie."""
+    try:
+        text = (PROC / str(pid) / "stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None
+    fields = text.rpartition(")")[2].split()
+    return None if fields[0] in "ZX" else (int(fields[1]), fields[19])
+
+
+def wait_gone(run: Path, family: set[tuple[int, str]]) -> tuple[list[str], float]:
+    """Servers and workers of the run that still live after GONE_S at most, and the seconds until none did."""
     start = time.monotonic()
-    while (left := left_over(run)) and time.monotonic() - start < GONE_S:
+    while True:
+        alive = [str(pid) for pid, born in family if (fields := stat_of(pid)) and fields[1] == born]
+        left = [*left_over(run), *alive]
+        if not left or time.monotonic() - start > GONE_S:
+            return left, time.monotonic() - start
         time.sleep(0.5)
-    return left, time.monotonic() - start
 
 
 def is_finished(run: Path) -> bool:
