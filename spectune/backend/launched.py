@@ -14,6 +14,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
+from spectune.backend.ceiling import known_ceiling
 from spectune.backend.environments import Environment, engines_dir, find_environment
 from spectune.backend.heads import folder_digest, head_folder
 from spectune.backend.prompts import encode_prompt, load_tokenizer
@@ -110,6 +111,8 @@ class LaunchedBackend(abc.ABC):
         config = launch.points[0].config
         if config.method == Method.EAGLE3 and self._draft_model is not None:
             check_head(head_folder(self._draft_model))
+        for size in sorted({point.cell.batch_size for point in launch.points}):
+            known_ceiling(size)  # measured before a server is up, because idle ones spin; kept
         with ExitStack() as stack:
             yield self._session(self._start(stack, launch), config)
 
