@@ -94,9 +94,7 @@ def run_sweep(
     progress.finished()
 
 
-def doubt_busy_machine(
-    busy_cores: float | None, when: str, store: RunStore, progress: SweepProgress
-) -> None:
+def doubt_busy_machine(busy_cores: float | None, when: str, store: RunStore, progress: SweepProgress) -> None:
     """Tell at once and keep in the manifest that others disturb a measurement on the CPU."""
     mark = store.manifest["fingerprint"]
     if mark["device"] != "cpu":

@@ -129,7 +129,9 @@ def backend_of(options: argparse.Namespace, scratch: Path, log: TextIO) -> Refer
         target = TargetConfig.from_dir(resolve_model(options.model))
         config = head_config(target, min(4096, target.vocab_size))
         head = str(save_head(scratch / "untrained-head", config, head_tensors(config, target)))
-    backend = ReferenceBackend(model=options.model, draft_model=head, device=options.device, dtype=options.dtype)
+    backend = ReferenceBackend(
+        model=options.model, draft_model=head, device=options.device, dtype=options.dtype
+    )
     say(
         f"START target {backend.model_path.name}, head {Path(head).name}, {options.dtype} on {options.device}, "
         f"{backend.target.kernels} passes, "

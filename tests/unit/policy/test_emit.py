@@ -151,7 +151,10 @@ def test_emit_for_an_unknown_engine_lists_the_known_ones(make):
     with pytest.raises(UsageError, match="--engine foo") as caught:
         emit(policy_of(make, {1: make.chain(3)}), "foo")
 
-    assert caught.value.hint == "one of vllm, sglang, sglang-yaml, sglang-acceptance, tensorrt-llm, llama.cpp, reference, router"
+    assert (
+        caught.value.hint
+        == "one of vllm, sglang, sglang-yaml, sglang-acceptance, tensorrt-llm, llama.cpp, reference, router"
+    )
 
 
 # What an engine would ignore ------------------------------------------------------------------------
