@@ -210,7 +210,7 @@ def test_a_temperature_ignored_in_verification_is_found(backend, monkeypatch):
     """Argmax at drafted nodes whatever the temperature: keyed texts and frequencies both tell."""
     true_choose = step.choose
 
-    def ignore_temperature(logits, rows, indices, *, draw=None):
+    def ignore_temperature(logits, rows, indices, *, draw=None, span=None):
         return logits.argmax(-1) if logits.shape[1] > 1 else true_choose(logits, rows, indices)
 
     monkeypatch.setattr(step, "choose", ignore_temperature)
