@@ -14,6 +14,7 @@ import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from spectune.backend.heads import DEFAULT_HEAD
 from spectune.backend.reference import ReferenceBackend
 from spectune.engine import step as engine_step
 from spectune.gate.calibrate import Wishes, calibrate, make_gate
-from spectune.gate.file import GateFile, Origin, gate_of, gate_text
+from spectune.gate.file import GateFile, Minimum, Origin, gate_of, gate_text
 from spectune.gate.paired import check_paired
 from spectune.gate.pairs import BASE, HEAD
 from spectune.gate.tell import report_document
@@ -142,6 +143,8 @@ class Bench:
         gate, _ = make_gate(
             "gate-real", Origin(created="2026-11-30"), POINT, manifest, found.blocks, found, Wishes()
         )
+        # a start is short here: eight prompts, 24 tokens each
+        gate = replace(gate, minimum=Minimum(num_prompts=NUM_PROMPTS, num_steps=100))
         path.write_text(gate_text(gate), encoding="utf-8")
         return gate
 
