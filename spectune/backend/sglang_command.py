@@ -17,23 +17,13 @@ from spectune.backend.command_line import render
 from spectune.backend.sglang_support import ALGORITHMS, MODEL_METHODS
 from spectune.errors import InfeasibleConfig, UsageError
 from spectune.records import Method, SpecConfig
+from spectune.store.sglang_bench import ALIASES
 
 KNOWN = (0, 5)
 """Major and minor version whose flags were read, at 0.5.23."""
 
 PRODUCTION_CHUNK = 512
 """Prompt tokens that a step prefills at most as in production, so that long prompts come in chunks."""
-
-ALIASES: Mapping[str, str] = {
-    "speculative-draft-model": "speculative-draft-model-path",
-    "speculative-algo": "speculative-algorithm",
-    "model": "model-path",
-    "tp": "tp-size",
-    "tensor-parallel-size": "tp-size",
-    "dp": "dp-size",
-    "data-parallel-size": "dp-size",
-}
-"""Two spellings of one flag."""
 
 # Flags of earlier versions and of vLLM, and what says the same.
 RENAMED: Mapping[str, str] = {

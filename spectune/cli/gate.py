@@ -180,7 +180,8 @@ def _make(
     head: tuple[str, ...] = (),
 ) -> GateFile:
     from spectune.cli.gate_check import run_calibration
-    from spectune.cli.gate_inputs import write_baseline, write_text
+    from spectune.cli.gate_inputs import write_baseline
+    from spectune.cli.outputs import write_text
     from spectune.gate.calibrate import make_gate
     from spectune.gate.file import Origin, gate_text
 
@@ -241,7 +242,7 @@ def _update(gate: GateFile, path: Path, run: Path | None, sides: Any, reason: st
 def _write_reports(found: GateReport, junit: Path | None, report: Path | None, summary: Path | None) -> None:
     import json
 
-    from spectune.cli.gate_inputs import write_text
+    from spectune.cli.outputs import write_text
     from spectune.gate import tell
 
     if junit is not None:

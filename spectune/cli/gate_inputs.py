@@ -106,11 +106,11 @@ def baseline_path(gate: Path) -> Path:
 def write_baseline(gate: Path, blocks: Blocks) -> None:
     """Texts and steps of the baseline, in the layout of a run's request files; written whole or not at all."""
     from spectune.store.codec import pack_block
+    from spectune.store.files import naming_errors, replacing
 
     path = baseline_path(gate)
-    temporary = path.with_name(f".{path.name}.tmp")
-    temporary.write_bytes(b"".join(pack_block(index, blocks[index]) for index in sorted(blocks)))
-    temporary.replace(path)
+    with naming_errors(path), replacing(path) as temporary:
+        temporary.write_bytes(b"".join(pack_block(index, blocks[index]) for index in sorted(blocks)))
 
 
 def read_baseline(gate: Path) -> Blocks | None:
@@ -122,14 +122,3 @@ def read_baseline(gate: Path) -> Blocks | None:
         say(f"note: {path} is missing: acceptance is compared without the baseline's text")
         return None
     return unpack_blocks(path.read_bytes(), where=str(path))
-
-
-def write_text(path: Path, text: str, flag: str) -> None:
-    """A file that the user named, written whole or not at all."""
-    temporary = path.with_name(f".{path.name}.tmp")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_text(text, encoding="utf-8")
-        temporary.replace(path)
-    except OSError as error:
-        raise UsageError(f"{flag} {path} cannot be written: {error.strerror}") from error

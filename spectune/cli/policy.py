@@ -10,6 +10,7 @@ import typer
 
 from spectune.cli import policy_simulate, policy_verify
 from spectune.cli.console import print_json, say
+from spectune.cli.outputs import write_text
 from spectune.errors import UsageError
 
 POLICY_FILE = "policy.json"
@@ -54,8 +55,7 @@ def build(
         [RunStore.open(run) for run in runs], max_loss=max_loss, switch_cost_rounds=switch_cost
     )
     if output is not None:
-        output.parent.mkdir(parents=True, exist_ok=True)
-        output.write_text(json.dumps(document, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+        write_text(output, json.dumps(document, indent=1, allow_nan=False) + "\n", "--output")
         say(f"policy: {output}")
     if as_json:
         print_json(document)
@@ -120,8 +120,7 @@ def emit(
     )
     text = write(read_policy(source), engine, options, form=form)
     if output is not None:
-        output.parent.mkdir(parents=True, exist_ok=True)
-        output.write_text(text + "\n", encoding="utf-8")
+        write_text(output, text + "\n", "--output")
         output.chmod(0o755 if form == "serve.sh" else 0o644)
         say(f"written: {output}")
     if as_json:

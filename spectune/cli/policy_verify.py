@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from spectune.cli.console import print_json, say
+from spectune.cli.outputs import write_text
 from spectune.errors import UsageError
 
 if TYPE_CHECKING:
@@ -324,7 +325,7 @@ def append_sample(folder: Path, sample: LoadSample) -> None:
 
 
 def _write(file: Path, value: Any) -> None:
-    file.write_text(json.dumps(value, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+    write_text(file, json.dumps(value, indent=1, allow_nan=False) + "\n", "--output-dir")
 
 
 def _document(found: Verification, is_complete: bool, *, is_simulated: bool) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from spectune.cli.console import percent, print_json, say
+from spectune.cli.outputs import write_text
 from spectune.errors import UsageError
 
 if TYPE_CHECKING:
@@ -76,9 +77,8 @@ def evaluate(
     judgement = judge(plan, say_event)
     result = judgement.to_dict()
     if output_dir is not None:
-        output_dir.mkdir(parents=True, exist_ok=True)
         text = json.dumps(result, indent=1, ensure_ascii=False) + "\n"
-        (output_dir / "eval.json").write_text(text, encoding="utf-8")
+        write_text(output_dir / "eval.json", text, "--output-dir")
     if as_json:
         print_json(result)
     else:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from spectune.cli.console import percent, print_json, say
+from spectune.cli.outputs import write_text
 from spectune.errors import UsageError
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def inspect(
     if html is not None:
         from spectune.cli.workload_page import profile_page
 
-        _write_text(html, profile_page(found), "--html")
+        write_text(html, profile_page(found), "--html")
         say(f"page: {html}")
     if as_json:
         print_json(found.document())
@@ -129,7 +129,7 @@ def synth(
 
     lengths = _numbers(words, "--words")
     rows = list(synthetic_rows(num_prompts, words=lengths, output_tokens=output_tokens, seed=seed))
-    _write_text(file, "".join(json.dumps(row) + "\n" for row in rows), "FILE")
+    write_text(file, "".join(json.dumps(row) + "\n" for row in rows), "FILE")
     if as_json:
         print_json({"file": str(file), "prompts": len(rows), "is_synthetic": True, "seed": seed})
     else:
@@ -182,11 +182,3 @@ def _numbers(text: str, flag: str) -> list[int]:
     if min(numbers) < 1:
         raise UsageError(f"{flag}: {min(numbers)} is below 1")
     return numbers
-
-
-def _write_text(path: Path, text: str | Iterable[str], flag: str) -> None:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text if isinstance(text, str) else "".join(text), encoding="utf-8")
-    except OSError as error:
-        raise UsageError(f"{flag} {path}: cannot be written: {error.strerror or error}") from error

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from spectune.report.tables import each_arm
 from spectune.report.text import Html, escape
 from spectune.report.tuning_section import NAV as TUNING_NAV
 from spectune.report.tuning_section import tuning_section
+from spectune.store.files import replacing
 
 _NAV = (
     ("what-to-do", "What to do"),
@@ -94,14 +94,9 @@ def write_report(summary: RunSummary, path: Path, tuning: Mapping[str, Any] | No
 
 
 def write_page(text: str, path: Path) -> None:
-    """A document beside `path`, then renamed."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
+    """A document beside `path`, then renamed. OSError where that is impossible."""
+    with replacing(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def _banner(summary: RunSummary) -> Html:

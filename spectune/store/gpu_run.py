@@ -6,16 +6,15 @@ measured says why; a row of a rehearsal is of a toy model on a CPU and says noth
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from spectune.errors import NotComparable, StoreError, UsageError
+from spectune.errors import NotComparable, UsageError
 from spectune.records import SCHEMA_VERSION, SpecConfig
+from spectune.store.files import naming_errors, replacing
 from spectune.store.strict_json import dump_strict
 
 KIND = "gpu"
@@ -172,16 +171,8 @@ class GpuDocument:
     def write(self, file: Path) -> None:
         """Write to a temporary file, then rename."""
         text = dump_strict(self.to_dict(), where=str(file)) + "\n"
-        temporary = file.with_name(f".{file.name}.{os.getpid()}.tmp")
-        try:
-            file.parent.mkdir(parents=True, exist_ok=True)
+        with naming_errors(file), replacing(file) as temporary:
             temporary.write_text(text, encoding="utf-8")
-            temporary.replace(file)
-        except OSError as error:
-            raise StoreError(f"{file} cannot be written: {error.strerror}") from error
-        finally:
-            with contextlib.suppress(OSError):  # its folder may be what is wrong
-                temporary.unlink(missing_ok=True)
 
     def to_dict(self) -> dict[str, Any]:
         """The document as plain JSON values."""

@@ -6,11 +6,9 @@ complete or absent: appends are undone when they break off, whole files are rena
 
 from __future__ import annotations
 
-import errno
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -18,6 +16,7 @@ from typing import Any
 from spectune.errors import SpectuneError, StoreError, UsageError
 from spectune.records import SCHEMA_VERSION, BlockResult, Cell, PointOutcome, RoundTimes
 from spectune.store.codec import outcome_from_dict, outcome_to_dict, pack_block, unpack_blocks
+from spectune.store.files import naming_errors, replacing
 from spectune.store.strict_json import dump_strict
 
 Surface = dict[tuple[str, Cell], RoundTimes]
@@ -84,7 +83,7 @@ class RunStore:
         file = self.path / POINTS
         if not file.exists():
             return {}
-        with _naming_errors(file):
+        with naming_errors(file):
             lines = file.read_bytes().splitlines()
         found: dict[str, PointOutcome] = {}
         for i, line in enumerate(lines, start=1):
@@ -111,7 +110,7 @@ class RunStore:
         file = self.block_file(point_id)
         if not file.exists():
             return {}
-        with _naming_errors(file):
+        with naming_errors(file):
             data = file.read_bytes()
         return unpack_blocks(data, where=str(file))
 
@@ -123,24 +122,15 @@ class RunStore:
         number = 1
         while (aside := file.with_name(f"{file.name}.broken-{number}")).exists():
             number += 1
-        with _naming_errors(file):
+        with naming_errors(file):
             file.rename(aside)
         return aside
 
     def write_text(self, name: str, text: str) -> Path:
         """Write to a temporary file, then rename: readers see the old file or the whole new one."""
         file = self.path / name
-        temporary = file.with_name(f".{file.name}.{os.getpid()}.tmp")
-        with _naming_errors(file):
-            file.parent.mkdir(parents=True, exist_ok=True)
-            try:
-                with temporary.open("w", encoding="utf-8", newline="") as stream:
-                    stream.write(text)
-                    stream.flush()
-                    os.fsync(stream.fileno())
-                temporary.replace(file)
-            finally:
-                temporary.unlink(missing_ok=True)
+        with naming_errors(file), replacing(file) as temporary:
+            temporary.write_text(text, encoding="utf-8", newline="")
         return file
 
     def write_json(self, name: str, value: Any) -> Path:
@@ -180,21 +170,9 @@ class RunStore:
         self.write_json("cautions.json", cautions)
 
 
-@contextmanager
-def _naming_errors(file: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise StoreError(
-                f"no space left on the disk of {file}", hint="free some space, then --resume the run"
-            ) from error
-        raise StoreError(f"{file}: {error.strerror or error}") from error
-
-
 def _append(file: Path, data: bytes) -> None:
     """Append and sync; whatever breaks it off, an interrupt included, the file keeps its old length."""
-    with _naming_errors(file), file.open("ab") as stream:
+    with naming_errors(file), file.open("ab") as stream:
         before = stream.seek(0, os.SEEK_END)
         try:
             stream.write(data)
@@ -209,7 +187,7 @@ def _mend_last_line(file: Path) -> None:
     """Cut a half-written last line, or end a whole one, so that the next line stands alone."""
     if not file.exists():
         return
-    with _naming_errors(file), file.open("r+b") as stream:
+    with naming_errors(file), file.open("r+b") as stream:
         data = stream.read()
         if not data or data.endswith(b"\n"):
             return
@@ -223,7 +201,7 @@ def _mend_last_line(file: Path) -> None:
 
 
 def _load_json(file: Path) -> Any:
-    with _naming_errors(file):
+    with naming_errors(file):
         text = file.read_text(encoding="utf-8")
     try:
         return json.loads(text)

@@ -43,6 +43,7 @@ ALIASES: Mapping[str, str] = {
     "dp": "dp-size",
     "data-parallel-size": "dp-size",
 }
+"""Two spellings of one flag."""
 
 CUMULATIVE = (
     "acceptance length {value:g} is the server's since its start or last flush, warm-up included: "

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import Any
 
 from spectune.errors import StoreError
 from spectune.records import SpecConfig
+from spectune.store.files import naming_errors, replacing
 from spectune.store.strict_json import dump_strict
 
 SURFACE_VERSION = 1
@@ -118,15 +118,8 @@ def surface_document(surface: TimeSurface) -> dict[str, Any]:
 def write_surface(file: Path, surface: TimeSurface) -> None:
     """Write to a temporary file, then rename. Raises StoreError."""
     text = dump_strict(surface_document(surface), indent=1, where=str(file)) + "\n"
-    temporary = file.with_name(f".{file.name}.{os.getpid()}.tmp")
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
+    with naming_errors(file), replacing(file) as temporary:
         temporary.write_text(text, encoding="utf-8")
-        temporary.replace(file)
-    except OSError as error:
-        raise StoreError(f"{file}: {error.strerror or error}") from error
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def read_surface(path: Path) -> TimeSurface:

@@ -13,7 +13,6 @@ how many candidates of the pool of depth D stand before it in the order in which
 from __future__ import annotations
 
 import json
-import os
 import zipfile
 import zlib
 from collections.abc import Sequence
@@ -26,6 +25,7 @@ from numpy.typing import NDArray
 
 from spectune.errors import StoreError, UsageError
 from spectune.records import OPTION, SpecConfig
+from spectune.store.files import naming_errors, replacing
 from spectune.store.strict_json import dump_strict
 
 TRACE_VERSION = 1
@@ -171,18 +171,8 @@ def write_trace(file: Path, trace: Trace) -> None:
         }
         arrays |= {f"{index}/ranks_{k}": r for k, r in zip(drafter.topks, drafter.ranks, strict=True)}
         arrays |= {f"{index}/tie_{name}": getattr(drafter.ties, name) for name in _TIES}
-    temporary = file.with_name(f".{file.name}.{os.getpid()}.tmp")
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        with temporary.open("wb") as stream:
-            np.savez_compressed(stream, allow_pickle=False, **arrays)
-            stream.flush()
-            os.fsync(stream.fileno())
-        temporary.replace(file)
-    except OSError as error:
-        raise StoreError(f"{file}: {error.strerror or error}") from error
-    finally:
-        temporary.unlink(missing_ok=True)
+    with naming_errors(file), replacing(file) as temporary, temporary.open("wb") as stream:
+        np.savez_compressed(stream, allow_pickle=False, **arrays)
 
 
 def _drafter_meta(drafter: DrafterTrace) -> dict[str, Any]:

@@ -211,3 +211,16 @@ def test_simulate_without_traffic_is_exit_2(
 
     assert answer.code == 2
     assert words in answer.err
+
+
+@pytest.mark.parametrize("command", ["build", "emit"])
+def test_a_policy_that_cannot_be_written_is_a_usage_error(spectune, command):
+    """A file where a folder is needed: the flag and the file are named, exit code 2."""
+    assert 0 == spectune("sweep", "--backend", "simulated", "--quick", "--output-dir", "run").code
+    Path("taken").touch()
+    engine = ["--engine", "vllm"] if command == "emit" else []
+
+    answer = spectune("policy", command, "run", *engine, "--output", "taken/policy.json")
+
+    assert 2 == answer.code
+    assert "error: --output taken/policy.json cannot be written: File exists" in answer.err
