@@ -15,9 +15,13 @@ def test_what_breaks_off_leaves_the_old_file_and_nothing_beside_it(tmp_path: Pat
     file = tmp_path / "kept.json"
     file.write_text("old")
 
-    with pytest.raises(KeyError), replacing(file) as temporary:
-        temporary.write_text("half of the n")
-        raise KeyError
+    def break_off() -> None:
+        with replacing(file) as temporary:
+            temporary.write_text("half of the n")
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        break_off()
 
     assert [file] == list(tmp_path.iterdir())
     assert "old" == file.read_text()
@@ -28,7 +32,7 @@ def test_a_file_where_a_folder_is_needed_is_what_the_error_names(tmp_path: Path)
     (tmp_path / "taken").touch()
     file = tmp_path / "taken" / "surface.json"
 
-    with pytest.raises(StoreError) as caught, naming_errors(file), replacing(file) as temporary:
-        temporary.write_text("{}")
+    with pytest.raises(StoreError) as caught, naming_errors(file), replacing(file):
+        pass
 
     assert f"{file} cannot be written: File exists" == caught.value.message
