@@ -109,5 +109,5 @@ class DeferredDrafter:
     def _commit_all(self, slot: int, tokens: Tensor, features: Tensor) -> None:
         for begin in range(0, len(tokens), CHUNK):
             part = tokens[begin : begin + CHUNK]
-            count = torch.tensor([len(part)], device=tokens.device)
+            count = torch.tensor([len(part)])  # known here: it stays on the host
             self._drafter.commit([slot], part[None], features[None, begin : begin + CHUNK], count)
