@@ -92,12 +92,6 @@ class Bench:
         builder = RequestBuilder(self.engine)
         self.blocks = builder.blocks(prompts, CELL, SAMPLING, count=NUM_PROMPTS)
         self.calibration = builder.calibration(prompts, CELL, SAMPLING)
-        self.log = folder / "gate-real.starts.jsonl"
-        lines = self.log.read_text(encoding="utf-8").splitlines() if self.log.exists() else []
-        self.starts: dict[str, list[dict[str, Any]]] = {}
-        for line in lines:
-            row = json.loads(line)
-            self.starts.setdefault(row["check"], []).append(row)
 
     def sides(self, factor: float) -> Sides:
         head: Backend = self.engine if factor == 1 else SlowVerify(self.engine, factor)  # type: ignore[assignment]
