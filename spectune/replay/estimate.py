@@ -39,13 +39,18 @@ def chain_estimates(steps: Sequence[StepRecord], max_tokens: int) -> tuple[Chain
     shares = survival(steps, max_tokens)
     if not shares:
         raise MetricMissing("no draft steps observed", hint="run with a drafter first")
+    return estimates_of(shares, num_steps=len(steps))
+
+
+def estimates_of(shares: Sequence[float], *, num_steps: int) -> tuple[ChainEstimate, ...]:
+    """The same from the survival of a chain of K_max by position, each share of all its steps."""
     return tuple(
         ChainEstimate(
             num_tokens=k,
             acceptance_length=1 + sum(shares[:k]),
-            survival=shares[:k],
-            num_steps=len(steps),
-            label=LABEL if k < max_tokens else "measured",
+            survival=tuple(shares[:k]),
+            num_steps=num_steps,
+            label=LABEL if k < len(shares) else "measured",
         )
-        for k in range(1, max_tokens + 1)
+        for k in range(1, len(shares) + 1)
     )

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 
 from spectune.policy.comparison import RunSummary
+from spectune.replay.estimate import LABEL
 from spectune.report import charts, panels, served, tables, verdicts
 from spectune.report.grid import Row, chip, table, words
 from spectune.report.page import bullets, copyable, details, section
@@ -103,6 +104,7 @@ def acceptance(summary: RunSummary, styles: Styles) -> Html:
         )
     ]
     first = drawn[0][1] if drawn else _no_chart("no draft was ever proposed")
+    told = tables.estimate_table(summary.cells)
     return section(
         "acceptance",
         "Acceptance by position",
@@ -111,6 +113,11 @@ def acceptance(summary: RunSummary, styles: Styles) -> Html:
         first,
         *(details(f"The same at {label}", chart) for label, chart in drawn[1:]),
         tables.acceptance_table(summary.cells),
+        *(
+            [details("Chains that did not run", f'<p class="lead">{escape(LABEL[0].upper() + LABEL[1:])}.</p>', told)]
+            if told
+            else []
+        ),
     )
 
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 from spectune.policy.comparison import ArmSummary, CellComparison, RunSummary, Spread
 from spectune.records import Interval, Status
+from spectune.replay.estimate import ChainEstimate, estimates_of
 from spectune.report.grid import Row, chip, numbers, share_bar, table, words
 from spectune.report.text import (
     DASH,
@@ -97,6 +99,57 @@ def acceptance_table(cells: Sequence[CellComparison]) -> Html:
             )
         )
     return table(columns, rows, empty="No steps were recorded.")
+
+
+def estimate_table(cells: Sequence[CellComparison]) -> Html | None:
+    """Chains that did not run, told by the longest chain that did; None where there are none."""
+    columns = (
+        numbers("Batch"), words("Chain"), numbers("Acceptance length", "estimated"),
+        words("From"), numbers("Steps"),
+    )  # fmt: skip
+    rows = [
+        Row(
+            group=item.cell.label,
+            cells=(
+                f"{item.cell.batch_size}",
+                config_html(
+                    replace(arm.config, num_steps=told.num_tokens, num_draft_tokens=told.num_tokens + 1)
+                ),
+                number(told.acceptance_length, NO_LENGTH),
+                f"K={arm.config.num_steps}",
+                f"{told.num_steps:,}",
+            ),
+        )
+        for item in cells
+        for arm in longest_chains(item)
+        for told in smaller_chains(arm, item)
+    ]
+    return table(columns, rows, empty="") if rows else None
+
+
+def longest_chains(item: CellComparison) -> list[ArmSummary]:
+    """The longest chain of every drafter that proposed something in the cell."""
+    longest: dict[tuple[str, str | None], ArmSummary] = {}
+    for arm in item.arms:
+        config, got = arm.config, arm.acceptance
+        if config.is_chain and got is not None and got.survival:
+            key = (config.method, config.draft_model)
+            if key not in longest or longest[key].config.num_steps < config.num_steps:
+                longest[key] = arm
+    return list(longest.values())
+
+
+def smaller_chains(arm: ArmSummary, item: CellComparison) -> list[ChainEstimate]:
+    """What `arm` tells of the chains below it that did not run in the cell."""
+    ran = {
+        other.config.num_steps
+        for other in item.arms
+        if other.config.is_chain
+        and (other.config.method, other.config.draft_model) == (arm.config.method, arm.config.draft_model)
+    }
+    assert arm.acceptance is not None, "the longest chain proposed something"
+    told = estimates_of(arm.acceptance.survival, num_steps=arm.acceptance.num_steps)
+    return [estimate for estimate in told if estimate.num_tokens not in ran]
 
 
 def _shares(values: Sequence[float | None], why: str) -> Value:

@@ -210,6 +210,39 @@ def test_render_time_beside_a_speedup_is_that_of_decode_rounds(one_point_summary
     assert rows[1].startswith("1 chat 48 41.20 eagle3 K=2 48 29.01 2.23 1.42")
 
 
+def test_render_tells_chains_that_did_not_run_and_says_that_they_are_estimated(
+    one_point_summary: RunSummary,
+) -> None:
+    """A chain of 3 kept 1, 2 and 3 drafts in 50%, 25% and 10% of its 40 steps; K=2 ran itself, so only K=1
+    is told: 1 + 0.5."""
+    [cell] = one_point_summary.cells
+    plain, spec = cell.arms
+    assert spec.acceptance is not None
+    longest = replace(
+        spec,
+        config=SpecConfig.chain("eagle3", 3),
+        acceptance=replace(spec.acceptance, survival=(0.5, 0.25, 0.1), num_steps=40),
+    )
+
+    html = render_report(replace(one_point_summary, cells=(replace(cell, arms=(plain, spec, longest)),)))
+
+    told = section_of(html, "acceptance").split("Chains that did not run")[1]
+    rows = [Page(row).text for row in re.findall(r"<tr.*?</tr>", told)]
+    assert rows[1:] == ["1 eagle3 K=1 1.50 K=3 40"]
+    assert "Estimated from one run with the largest K" in told
+
+
+def test_render_estimates_nothing_where_every_chain_ran(one_point_summary: RunSummary) -> None:
+    """K=1 and K=2 ran both: there is nothing to tell."""
+    [cell] = one_point_summary.cells
+    plain, spec = cell.arms
+    one = replace(spec, config=SpecConfig.chain("eagle3", 1, draft_model=spec.config.draft_model))
+
+    html = render_report(replace(one_point_summary, cells=(replace(cell, arms=(plain, one, spec)),)))
+
+    assert "Chains that did not run" not in html
+
+
 def break_even_row(summary: RunSummary) -> str:
     html = section_of(render_report(summary), "break-even")
     return Page(re.findall(r"<tr.*?</tr>", html)[1]).text
