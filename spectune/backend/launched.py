@@ -43,9 +43,16 @@ class LaunchedBackend(abc.ABC):
         model: a Hugging Face directory or hub id; the default target if None.
         draft_model: folder of an EAGLE-3 head, name of a shipped one, or the small model of method
             draft_model.
+        device: the engine's own choice if None.
+        dtype: bfloat16 for "auto".
         engine_python: interpreter that has the engine; the installed environment if None.
         server_cmd: the user's launcher instead, with the words {args} and {port}.
+        extra_server_args: words for the server that no arm may change.
+        max_num_seqs: most sequences that any arm decodes together, equal in all arms and always written:
+            an engine's own limit may be another one as soon as it speculates.
         max_model_len: most tokens of a sequence, prompt and output.
+        is_eager: no compilation and no graphs; the engine's own choice for the device if None.
+        gpu_memory_utilization: share of the device's memory for weights and cache.
         log_dir: where the servers' logs go.
         trace_s: arrivals of a recorded trace, seconds, for cells that replay it.
         chat_template: file of a chat template that replaces the target's own, here and in the server.
@@ -59,9 +66,15 @@ class LaunchedBackend(abc.ABC):
         *,
         model: str | None = None,
         draft_model: str | None = None,
+        device: str | None = None,
+        dtype: str = "auto",
         engine_python: str | None = None,
         server_cmd: str | None = None,
+        extra_server_args: Sequence[str] = (),
+        max_num_seqs: int = 16,
         max_model_len: int = 2048,
+        is_eager: bool | None = None,
+        gpu_memory_utilization: float | None = None,
         ready_timeout_s: float = READY_TIMEOUT_S,
         port: int | None = None,
         log_dir: Path | None = None,
@@ -69,15 +82,33 @@ class LaunchedBackend(abc.ABC):
         chat_template: Path | None = None,
         progress: Callable[[str], None] = silent,
     ) -> None:
+        self._check_extra(extra_server_args)
         self._model, self._draft_model = model, draft_model
+        self._device = device or self._default_device()
+        self._dtype = "bfloat16" if dtype == "auto" else dtype
         self._engine_python, self._server_cmd = engine_python, server_cmd
-        self._max_model_len = max_model_len
+        self._extra = tuple(extra_server_args)
+        self._max_num_seqs, self._max_model_len = max_num_seqs, max_model_len
+        self._is_eager = self._is_eager_by_default() if is_eager is None else is_eager
+        self._gpu_memory_utilization = gpu_memory_utilization
         self._ready_timeout_s, self._port = ready_timeout_s, port
         self._log_dir = log_dir or engines_dir() / "logs"
         self._trace_s, self._chat_template = tuple(trace_s), chat_template
         self._say = progress
         self._is_simulated = False
         self._num_oom: dict[SpecConfig, int] = {}
+
+    @abc.abstractmethod
+    def _check_extra(self, words: Sequence[str]) -> None:
+        """Refuse words for the server that an arm sets itself, with UsageError."""
+
+    @abc.abstractmethod
+    def _default_device(self) -> str:
+        """Where the engine runs if nobody says."""
+
+    def _is_eager_by_default(self) -> bool:
+        """Whether the engine starts without compilation and graphs on the device if nobody says."""
+        return False
 
     @abc.abstractmethod
     def command(self, launch: Launch, *, port: int, served_model: str) -> ServerCommand:

@@ -9,15 +9,15 @@ from __future__ import annotations
 import functools
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from spectune.backend.ceiling import known_ceiling
 from spectune.backend.client import ClientOptions, Dialect
 from spectune.backend.command_line import launcher
-from spectune.backend.launched import LaunchedBackend, silent
-from spectune.backend.server import HOST, READY_TIMEOUT_S, Server, ServerCommand
+from spectune.backend.launched import LaunchedBackend
+from spectune.backend.server import HOST, Server, ServerCommand
 from spectune.backend.server_api import server_info
 from spectune.backend.server_session import SILENCE_S, Address
 from spectune.backend.server_words import SGLANG_WORDS
@@ -60,61 +60,20 @@ RESOLVED = (
 
 
 class SglangBackend(LaunchedBackend):
-    """Servers of SGLang, one for each arm and start.
-
-    Args:
-        max_num_seqs: most sequences that any arm decodes together, equal in all arms and always written:
-            SGLang's own limit is another one as soon as it speculates.
-        is_eager: no graphs.
-        gpu_memory_utilization: share of the device's memory for weights and cache.
-        The others: see LaunchedBackend.
-    """
+    """Servers of SGLang, one for each arm and start."""
 
     engine = "sglang"
 
-    def __init__(
-        self,
-        *,
-        model: str | None = None,
-        draft_model: str | None = None,
-        device: str | None = None,
-        dtype: str = "auto",
-        engine_python: str | None = None,
-        server_cmd: str | None = None,
-        extra_server_args: Sequence[str] = (),
-        max_num_seqs: int = 16,
-        max_model_len: int = 2048,
-        is_eager: bool | None = None,
-        gpu_memory_utilization: float | None = None,
-        ready_timeout_s: float = READY_TIMEOUT_S,
-        port: int | None = None,
-        log_dir: Path | None = None,
-        trace_s: Sequence[float] = (),
-        chat_template: Path | None = None,
-        progress: Callable[[str], None] = silent,
-    ) -> None:
-        check_extra(extra_server_args)
-        super().__init__(
-            model=model,
-            draft_model=draft_model,
-            engine_python=engine_python,
-            server_cmd=server_cmd,
-            max_model_len=max_model_len,
-            ready_timeout_s=ready_timeout_s,
-            port=port,
-            log_dir=log_dir,
-            trace_s=trace_s,
-            chat_template=chat_template,
-            progress=progress,
-        )
-        self._device = device or "cuda"  # no CPU build of its kernels
-        self._dtype = "bfloat16" if dtype == "auto" else dtype
-        self._extra = tuple(extra_server_args)
-        self._max_num_seqs = max_num_seqs
-        self._is_eager = bool(is_eager)
-        self._gpu_memory_utilization = gpu_memory_utilization
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
         self._told_version: str | None = None
         self._resolved: dict[str, Any] = {}
+
+    def _check_extra(self, words: Sequence[str]) -> None:
+        check_extra(words)
+
+    def _default_device(self) -> str:
+        return "cuda"  # no CPU build of its kernels
 
     def capabilities(self) -> Capabilities:
         return Capabilities(

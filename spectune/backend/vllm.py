@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from spectune.backend.ceiling import known_ceiling
 from spectune.backend.command_line import launcher
 from spectune.backend.environments import detect_device
-from spectune.backend.launched import LaunchedBackend, silent
-from spectune.backend.server import HOST, READY_TIMEOUT_S, Server, ServerCommand, log_tail
+from spectune.backend.launched import LaunchedBackend
+from spectune.backend.server import HOST, Server, ServerCommand, log_tail
 from spectune.backend.server_api import engine_version
 from spectune.backend.server_session import Address, ServerSession
 from spectune.backend.vllm_command import (
@@ -45,60 +46,23 @@ from spectune.records import (
 
 
 class VllmBackend(LaunchedBackend):
-    """Servers of vLLM, one for each arm and start.
-
-    Args:
-        max_num_seqs: most sequences that any arm decodes together, equal in all arms.
-        is_eager: no compilation and no graphs; on the CPU (a start takes a third of the time) and not on
-            others if None.
-        The others: see LaunchedBackend.
-    """
+    """Servers of vLLM, one for each arm and start; eager on the CPU, where a start takes a third of the time."""
 
     engine = "vllm"
 
-    def __init__(
-        self,
-        *,
-        model: str | None = None,
-        draft_model: str | None = None,
-        device: str | None = None,
-        dtype: str = "auto",
-        engine_python: str | None = None,
-        server_cmd: str | None = None,
-        extra_server_args: Sequence[str] = (),
-        max_num_seqs: int = 16,
-        max_model_len: int = 2048,
-        is_eager: bool | None = None,
-        gpu_memory_utilization: float | None = None,
-        ready_timeout_s: float = READY_TIMEOUT_S,
-        port: int | None = None,
-        log_dir: Path | None = None,
-        trace_s: Sequence[float] = (),
-        chat_template: Path | None = None,
-        progress: Callable[[str], None] = silent,
-    ) -> None:
-        check_extra(extra_server_args)
-        super().__init__(
-            model=model,
-            draft_model=draft_model,
-            engine_python=engine_python,
-            server_cmd=server_cmd,
-            max_model_len=max_model_len,
-            ready_timeout_s=ready_timeout_s,
-            port=port,
-            log_dir=log_dir,
-            trace_s=trace_s,
-            chat_template=chat_template,
-            progress=progress,
-        )
-        self._device = device or detect_device()
-        self._dtype = "bfloat16" if dtype == "auto" else dtype
-        self._extra = tuple(extra_server_args)
-        self._max_num_seqs = max_num_seqs
-        self._is_eager = self._device == "cpu" if is_eager is None else is_eager
-        self._gpu_memory_utilization = gpu_memory_utilization
-        if server_cmd is None:
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        if self._server_cmd is None:
             check_version(self.environment.version)
+
+    def _check_extra(self, words: Sequence[str]) -> None:
+        check_extra(words)
+
+    def _default_device(self) -> str:
+        return detect_device()
+
+    def _is_eager_by_default(self) -> bool:
+        return self._is_cpu
 
     def capabilities(self) -> Capabilities:
         return Capabilities(
