@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields, replace
 from typing import Annotated, Any
 
 import typer
@@ -96,6 +96,12 @@ def setting(
         **limits,
     )
     return field(default=default, metadata={"setting": spec})
+
+
+def changed(options: type, name: str, **changes: Any) -> Any:
+    """The setting `name` of `options` for another command: another default, help or limit, the same flags."""
+    spec = replace(settings_of(options)[name], **changes)
+    return field(default=spec.default, metadata={"setting": spec})
 
 
 def settings_of(options: type) -> dict[str, Setting]:

@@ -4,71 +4,39 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from spectune.cli.options import setting
+from spectune.cli.options import changed, setting
+from spectune.cli.sweep_options import SweepOptions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceOptions:
     """Flags have the names they have in `spectune sweep`."""
 
-    model: str | None = setting(
-        None,
-        "--model",
-        "--model-path",
-        section="model",
-        help="Target: a Hugging Face directory, a GGUF file or a hub id; SmolLM2-135M-Instruct if not given.",
+    model: str | None = changed(SweepOptions, "model")
+    draft_model: str | None = changed(SweepOptions, "draft_model")
+    dtype: str = changed(SweepOptions, "dtype")
+    device: str = changed(SweepOptions, "device")
+    method: tuple[str, ...] = changed(
+        SweepOptions, "method", choices=("eagle3", "ngram"), help="Drafters to trace: eagle3, ngram."
     )
-    draft_model: str | None = setting(
-        None,
-        "--draft-model",
-        "--speculative-draft-model-path",
-        section="model",
-        help="Directory of the EAGLE-3 head, or the name of one that comes with spectune.",
-    )
-    dtype: str = setting(
-        "auto",
-        "--dtype",
-        section="model",
-        choices=("auto", "bfloat16", "float16", "float32"),
-        help="Number format of the weights.",
-    )
-    device: str = setting(
-        "cpu", "--device", section="backend", choices=("cpu", "cuda"), help="Where the engine runs."
-    )
-    method: tuple[str, ...] = setting(
-        ("eagle3", "ngram"),
-        "--method",
-        section="search",
-        choices=("eagle3", "ngram"),
-        help="Drafters to trace: eagle3, ngram.",
-    )
-    num_tokens: tuple[int, ...] = setting(
-        (1, 2, 3, 4, 5, 6, 7, 8),
-        "--num-tokens",
-        "--num-speculative-tokens",
-        "--num-steps",
-        "--speculative-num-steps",
-        section="search",
-        minimum=1,
+    num_tokens: tuple[int, ...] = changed(
+        SweepOptions,
+        "num_tokens",
+        default=(1, 2, 3, 4, 5, 6, 7, 8),
         maximum=32,
         help="Chain lengths and tree depths.",
     )
-    topk: tuple[int, ...] = setting(
-        (1, 2, 4, 8),
-        "--topk",
-        "--eagle-topk",
-        "--speculative-eagle-topk",
-        section="search",
-        minimum=1,
+    topk: tuple[int, ...] = changed(
+        SweepOptions,
+        "topk",
+        default=(1, 2, 4, 8),
         maximum=64,
         help="Children per expanded node; beams of different topk do not nest, each is traced.",
     )
-    num_draft_tokens: tuple[int, ...] = setting(
-        (4, 8, 16, 32),
-        "--num-draft-tokens",
-        "--speculative-num-draft-tokens",
-        section="search",
-        minimum=2,
+    num_draft_tokens: tuple[int, ...] = changed(
+        SweepOptions,
+        "num_draft_tokens",
+        default=(4, 8, 16, 32),
         help="Verified tokens of a tree, root included; every number up to the largest is answered.",
     )
     vocab_slices: tuple[int, ...] = setting(
@@ -83,32 +51,18 @@ class TraceOptions:
         16, "--batch-size", "--max-concurrency", section="load", minimum=1, help="Texts decoded together."
     )
     temperature: float = setting(0.0, "--temperature", section="sampling", minimum=0, help="0 is greedy.")
-    top_k: int = setting(0, "--top-k", section="sampling", minimum=0, help="Sampling top-k; 0 keeps all.")
-    top_p: float = setting(1.0, "--top-p", section="sampling", minimum=0, maximum=1, help="Nucleus sampling.")
-    min_p: float = setting(0.0, "--min-p", section="sampling", minimum=0, maximum=1, help="Min-p sampling.")
-    max_tokens: int = setting(
-        128, "--max-tokens", section="sampling", minimum=1, help="Most output tokens of a request."
+    top_k: int = changed(SweepOptions, "top_k")
+    top_p: float = changed(SweepOptions, "top_p")
+    min_p: float = changed(SweepOptions, "min_p")
+    max_tokens: int = changed(SweepOptions, "max_tokens", minimum=1)
+    ignore_eos: bool = changed(SweepOptions, "ignore_eos")
+    workload: str | None = changed(SweepOptions, "workload")
+    dataset_path: str | None = changed(
+        SweepOptions, "dataset_path", help="Own prompts, in the shapes that sweep reads."
     )
-    ignore_eos: bool = setting(
-        False, "--ignore-eos", section="sampling", help="Decode to --max-tokens whatever the target says."
-    )
-    workload: str | None = setting(
-        None, "--workload", "--dataset-name", section="workload", help="Name of a built-in prompt set."
-    )
-    dataset_path: str | None = setting(
-        None, "--dataset-path", section="workload", help="Own prompts, in the shapes that sweep reads."
-    )
-    categories: tuple[str, ...] = setting(
-        (), "--categories", section="workload", kind=str, help="Only these categories of the prompts."
-    )
-    num_prompts: int = setting(32, "--num-prompts", section="workload", minimum=1, help="Prompts to decode.")
-    seed: int = setting(
-        0, "--seed", section="workload", minimum=0, help="Seed of prompt choice and sampling."
-    )
-    output_dir: str | None = setting(
-        None,
-        "--output-dir",
-        "-o",
-        section="output",
-        help="Where trace.npz goes; runs/<date-time>-trace if not given.",
+    categories: tuple[str, ...] = changed(SweepOptions, "categories")
+    num_prompts: int = changed(SweepOptions, "num_prompts", help="Prompts to decode.")
+    seed: int = changed(SweepOptions, "seed")
+    output_dir: str | None = changed(
+        SweepOptions, "output_dir", help="Where trace.npz goes; runs/<date-time>-trace if not given."
     )

@@ -5,41 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from spectune.cli.options import setting
+from spectune.cli.options import changed, setting
 from spectune.cli.sweep_options import SweepOptions
-
-_SPACE: dict[str, Any] = {"section": "search", "minimum": 1}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProfileOptions(SweepOptions):
     """Shapes, loads, and how long rounds are timed."""
 
-    num_tokens: tuple[int, ...] = setting(
-        (1, 2, 3, 4, 5, 6, 8),
-        "--num-tokens",
-        "--num-speculative-tokens",
-        "--num-steps",
-        "--speculative-num-steps",
-        help="Chain lengths and tree depths.",
-        **_SPACE,
+    num_tokens: tuple[int, ...] = changed(
+        SweepOptions, "num_tokens", default=(1, 2, 3, 4, 5, 6, 8), help="Chain lengths and tree depths."
     )
-    topk: tuple[int, ...] = setting(
-        (1, 2, 4),
-        "--topk",
-        "--eagle-topk",
-        "--speculative-eagle-topk",
-        help="Children per expanded node of the draft tree; 1 is a chain.",
-        **_SPACE,
-    )
-    num_draft_tokens: tuple[int, ...] = setting(
-        (4, 8, 16),
-        "--num-draft-tokens",
-        "--speculative-num-draft-tokens",
-        section="search",
-        minimum=2,
-        help="Tokens verified per sequence and round, the root included; trees only.",
-    )
+    topk: tuple[int, ...] = changed(SweepOptions, "topk", default=(1, 2, 4))
+    num_draft_tokens: tuple[int, ...] = changed(SweepOptions, "num_draft_tokens", default=(4, 8, 16))
     profile_seconds: float = setting(
         80.0,
         "--profile-seconds",
@@ -118,24 +96,13 @@ class TuneOptions(ProfileOptions):
     storage: str | None = setting(
         None, "--storage", section="search", help="Optuna storage of the knobs, e.g. sqlite:///study.db."
     )
-    num_prompts: int = setting(
-        8, "--num-prompts", section="workload", minimum=1, help="Requests of each finalist in a stage."
+    num_prompts: int = changed(
+        SweepOptions, "num_prompts", default=8, help="Requests of each finalist in a stage."
     )
-    min_blocks: int = setting(
-        3,
-        "--min-blocks",
-        section="measurement",
-        minimum=2,
-        help="Least blocks of batch-size requests of a stage.",
+    min_blocks: int = changed(
+        SweepOptions, "min_blocks", default=3, help="Least blocks of batch-size requests of a stage."
     )
-    max_tokens: int = setting(
-        64,
-        "--max-tokens",
-        "--random-output-len",
-        section="sampling",
-        minimum=2,
-        help="Most output tokens of a request.",
-    )
+    max_tokens: int = changed(SweepOptions, "max_tokens", default=64)
 
 
 QUICK_TUNE: dict[str, Any] = {
