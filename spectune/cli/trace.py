@@ -19,7 +19,6 @@ from spectune.errors import UsageError
 
 if TYPE_CHECKING:
     from spectune.backend.reference import ReferenceBackend
-    from spectune.engine.trace_record import Recorder
     from spectune.records import Request, SpecConfig
     from spectune.store.trace_file import Trace
     from spectune.workload.workload import Workload
@@ -61,6 +60,7 @@ def trace(
 
 def run(options: TraceOptions, *, argv: tuple[str, ...], resume: bool, as_json: bool) -> int:
     """Record the trace and show it; returns the exit code."""
+    from spectune.backend.reference_trace import recorders_of
     from spectune.engine.trace_record import record
     from spectune.records import SpecConfig
     from spectune.store.trace_file import TRACE_FILE, read_trace, write_trace
@@ -71,7 +71,7 @@ def run(options: TraceOptions, *, argv: tuple[str, ...], resume: bool, as_json: 
         return _tell(read_trace(folder), folder / TRACE_FILE, _space(options), as_json=as_json)
     workload, backend = _workload(options), _backend(options)
     requests = _requests(options, workload, backend)
-    recorders = _recorders(options, backend)
+    recorders = recorders_of(backend, _head_name(options), _space(options), vocab_slices=options.vocab_slices)
     about = _about(options, workload, backend, argv)
     folder.mkdir(parents=True, exist_ok=True)
     begin_s = time.perf_counter()
@@ -264,47 +264,6 @@ def _requests(options: TraceOptions, workload: Workload, backend: ReferenceBacke
 def _sampling(options: TraceOptions) -> dict[str, Any]:
     names = ("temperature", "top_k", "top_p", "min_p", "seed", "max_tokens", "ignore_eos")
     return {name: getattr(options, name) for name in names}
-
-
-def _recorders(options: TraceOptions, backend: ReferenceBackend) -> list[Recorder]:
-    from spectune.draft.ngram import NgramDrafter
-    from spectune.engine.trace_record import HeadRecorder, LookupRecorder
-
-    recorders: list[Recorder] = []
-    if "eagle3" in options.method:
-        head, space = _head(options, backend)
-        recorders.append(HeadRecorder(head, space, method="eagle3", draft_model=_head_name(options)))
-    if "ngram" in options.method:
-        drafter = NgramDrafter(backend.target.device)
-        window = tuple(sorted(NGRAM_WINDOW.items()))
-        depth = max(options.num_tokens)
-        recorders.append(LookupRecorder(drafter, method="ngram", options=window, max_steps=depth))
-    return recorders
-
-
-def _head(options: TraceOptions, backend: ReferenceBackend) -> Any:
-    """The head along texts, and the space that it is traced for."""
-    from spectune.backend.heads import head_folder
-    from spectune.draft.along_text import HeadAlongText
-    from spectune.draft.checkpoint import load_head
-    from spectune.engine.trace_path import TraceSpace
-
-    name = _head_name(options)
-    assert name is not None, "eagle3 has a head here"
-    backend.drafter("eagle3")  # the head's own layer ids become the target's
-    head = load_head(head_folder(name), backend.target.config)
-    whole = head.config.draft_vocab_size
-    slices = (whole, *(size for size in options.vocab_slices if size < whole))
-    largest = max(options.topk)
-    if largest > whole:
-        raise UsageError(f"--topk {largest} exceeds the draft vocabulary of {whole}")
-    space = TraceSpace(
-        topks=options.topk,
-        max_steps=max(options.num_tokens),
-        max_draft_tokens=max(options.num_draft_tokens),
-        vocab_slices=slices,
-    )
-    return HeadAlongText(head, backend.target, num_children=largest + 1, vocab_slices=slices), space
 
 
 def _about(
