@@ -1,9 +1,10 @@
 """Kills a sweep over real vLLM servers outright, resumes it, and compares the table with an unbroken run.
 
-    python tests/bench/vllm_kill_resume.py --engine-python /path/to/venv/bin/python --work DIR [--only 1]
+    python tests/bench/vllm_kill_resume.py --engine-python /path/to/venv/bin/python --work DIR
 
 The unbroken run is made first and kept in DIR. Each repetition kills spectune with SIGKILL at another
-place: in a start, in the middle of a load, after a point. After every kill no process of its servers may
+place: in a start, in the middle of a load, after a point, a little later each time. `--only 3,5` runs these
+alone; a second stream may share DIR on a core of its own (VLLM_CPU_OMP_THREADS_BIND), no time counts here. After every kill no process of its servers may
 be left; after --resume every point must have the outcome, the requests, the texts and the steps of the
 unbroken run (one request at a time, greedy: nothing is left to chance), and no finished point may be run
 again.
@@ -27,12 +28,13 @@ from spectune.backend.processes import PROC
 from spectune.store import RunStore
 from tests.support.served_sweep import counts, left_over
 
-PLACES: tuple[tuple[str, str, int, float], ...] = (
-    ("in the second start", "starting vllm", 2, 5.0),
-    ("in the middle of a load", "server ready", 2, 1.5),
-    ("after the second point", "[2/", 1, 0.2),
+PLACES: tuple[tuple[str, str, int, float, float], ...] = (
+    ("in the second start", "starting vllm", 2, 2.0, 3.0),
+    ("in the middle of a load", "server ready", 2, 0.5, 0.4),
+    ("after the second point", "[2/", 1, 0.1, 0.5),
 )
-"""Name, what is said, how often, and the seconds that pass from then to the kill."""
+"""Name, what is said, how often, the seconds from then to the kill, and by how much each next one is later."""
+REPETITIONS = 20
 GONE_S = 30.0
 TABLE = ("num_requests", "num_failed", "input_tokens", "output_tokens", "status")
 
@@ -41,7 +43,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--engine-python", help="interpreter that has vllm; the installed one if not given")
     parser.add_argument("--work", type=Path, required=True, help="folder of the runs")
-    parser.add_argument("--only", type=int, help="the repetition to run, from 0; all if not given")
+    parser.add_argument("--only", help="the repetitions to run, from 0, comma separated; all if not given")
     arguments = parser.parse_args()
     whole = arguments.work / "whole"
     if not is_finished(whole):
@@ -52,7 +54,7 @@ def main() -> int:
             sys.exit(f"the unbroken run ended with exit code {code}")
         print(f"unbroken run: {time.monotonic() - start:.0f} s", flush=True)
     expected = counts(whole)
-    numbers = range(len(PLACES)) if arguments.only is None else [arguments.only]
+    numbers = range(REPETITIONS) if arguments.only is None else [int(n) for n in arguments.only.split(",")]
     return max(repeat(number, arguments.engine_python, arguments.work, expected) for number in numbers)
 
 
@@ -68,7 +70,8 @@ def words(engine_python: str | None, run: Path) -> list[str]:
 
 def repeat(number: int, engine_python: str | None, work: Path, expected: dict[str, Any]) -> int:
     """One kill and the resumption; 0 if everything is as in the unbroken run."""
-    name, mark, times, wait_s = PLACES[number % len(PLACES)]
+    name, mark, times, first_s, later_s = PLACES[number % len(PLACES)]
+    wait_s = first_s + later_s * (number // len(PLACES))
     run = work / f"broken-{number}"
     shutil.rmtree(run, ignore_errors=True)
     family = kill_at(command(words(engine_python, run)), mark, times, wait_s)
@@ -87,7 +90,7 @@ def repeat(number: int, engine_python: str | None, work: Path, expected: dict[st
         "same summary": table(run) == table(work / "whole"),
     }
     told = ", ".join(f"{text}: {'yes' if holds else 'NO'}" for text, holds in verdicts.items())
-    print(f"repetition {number}, killed {name} ({len(done)} of {len(expected)} points done, its {len(family)} processes gone "
+    print(f"repetition {number}, killed {name}, {wait_s:.1f} s after it began ({len(done)} of {len(expected)} points done, its {len(family)} processes gone "
           f"after {waited_s:.1f} s): {told}", flush=True)  # fmt: skip
     return int(not all(verdicts.values()))
 
