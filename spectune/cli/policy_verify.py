@@ -294,9 +294,9 @@ def conclude(
 ) -> Verification:
     """The verdict, written beside the samples with the policy that carries it."""
     from spectune.policy.verification import verify as judge
-    from spectune.policy.verification import with_verification
+    from spectune.policy.verification import with_router_advice, with_verification
 
-    found = judge(samples, parts_up_to=4)
+    found = with_router_advice(policy, judge(samples, parts_up_to=4))
     folder.mkdir(parents=True, exist_ok=True)
     _write(folder / VERDICT, _document(found, True, is_simulated=backend == "simulated"))
     _write(folder / "policy.json", with_verification(policy, found, backend))

@@ -70,7 +70,7 @@ def emit(
             "--format kubernetes: sglang.yaml would name adaptive.json where it is not",
             hint="--engine sglang",
         )
-    check_not_withdrawn(policy)
+    check_not_withdrawn(policy, is_router=engine == ROUTER)
     text = EMITTERS[engine](policy, options or EmitOptions())
     writers: dict[str, Callable[[str], str]] = {"serve.sh": as_script, "kubernetes": as_kubernetes}
     return writers[form](text) if form in writers else text
@@ -88,10 +88,13 @@ def emit_all(policy: Mapping[str, Any], *, max_batch_size: int | None = None) ->
     return found
 
 
-def check_not_withdrawn(policy: Mapping[str, Any]) -> None:
-    """UsageError, with the advice that replaces it, for a policy that was served and lost."""
+def check_not_withdrawn(policy: Mapping[str, Any], *, is_router: bool) -> None:
+    """UsageError, with the advice that replaces it, for a policy that was served and lost.
+
+    A router stays possible where only the plain decoding of a server that can speculate lost.
+    """
     told = policy.get("verification") or {}
-    if told.get("verdict") == "withdrawn":
+    if told.get("verdict") == "withdrawn" and not (is_router and told.get("behind_router")):
         raise UsageError(
             f"the policy of {policy['source_run']} is withdrawn: {'; '.join(told['reasons'])}",
             hint=told["advice"],

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from spectune import stats
@@ -48,6 +48,8 @@ class Verification:
     advice: str | None
     switch_cost_rounds: float | None
     """Plain rounds that a switch to more speculation took; None where none was seen."""
+    behind_router: tuple[int, ...] = ()
+    """Batch sizes at which a withdrawn policy still gains behind a router in front of two servers."""
 
 
 def verify(samples: Sequence[LoadSample], *, parts_up_to: int | None = None) -> Verification:
@@ -191,23 +193,68 @@ def unmeasured_places(policy: Mapping[str, Any], found: Verification) -> tuple[i
     """Batch sizes whose loads were not kept and that the policy was never measured at."""
     sizes = []
     for load in found.loads:
-        name, _, number = load.load.partition(" ")
-        if load.verdict == KEPT or name != "batch" or not number.isdigit():
+        size = _size_of(load)
+        if load.verdict == KEPT or size is None:
             continue
-        size = int(number)
-        cell = next(
-            (
-                cell
-                for cell in policy["cells"]
-                if cell["category"] is None
-                and cell["batch"][0] <= size
-                and (cell["batch"][1] is None or size <= cell["batch"][1])
-            ),
-            None,
-        )
+        cell = _cell_at(policy, size)
         if cell is None or f"measured at batch {size}," not in cell["source"]:
             sizes.append(size)
     return tuple(sizes)
+
+
+def sizes_behind_router(policy: Mapping[str, Any], found: Verification) -> tuple[int, ...]:
+    """Batch sizes whose gain is left where a policy lost only by its plain decoding.
+
+    An engine that can speculate pays for it while it does not; a server that cannot pays nothing, so two
+    servers behind a router keep the gain. Empty where the policy also lost while it speculated.
+    """
+    gains = []
+    for load in found.loads:
+        size = _size_of(load)
+        if size is None:
+            continue
+        cell = _cell_at(policy, size)
+        is_off = cell is None or cell["config"] == OFF
+        if load.verdict == WITHDRAWN and not is_off:
+            return ()
+        if (
+            load.verdict == KEPT
+            and not is_off
+            and load.over_off is not None
+            and (load.over_off.low or 0.0) > 1
+        ):
+            gains.append(size)
+    return tuple(gains)
+
+
+def _size_of(load: LoadVerdict) -> int | None:
+    """The batch size of a steady load."""
+    name, _, number = load.load.partition(" ")
+    return int(number) if name == "batch" and number.isdigit() else None
+
+
+def _cell_at(policy: Mapping[str, Any], size: int) -> Mapping[str, Any] | None:
+    """The cell of a batch size that holds for all categories."""
+    for cell in policy["cells"]:
+        low, high = cell["batch"]
+        if cell["category"] is None and low <= size and (high is None or size <= high):
+            found: Mapping[str, Any] = cell
+            return found
+    return None
+
+
+def with_router_advice(policy: Mapping[str, Any], found: Verification) -> Verification:
+    """The verification, whose advice names the router where two servers keep what one loses."""
+    sizes = sizes_behind_router(policy, found) if found.verdict == WITHDRAWN else ()
+    if not sizes or found.advice is None:
+        return found
+    kept = ", ".join(map(str, sizes))
+    return replace(
+        found,
+        advice=f"{found.advice}; or two servers, one of which cannot speculate: the gain at batch {kept} stays "
+        "(spectune policy emit --engine router)",
+        behind_router=sizes,
+    )
 
 
 def with_verification(policy: Mapping[str, Any], found: Verification, engine: str) -> dict[str, Any]:
@@ -217,6 +264,7 @@ def with_verification(policy: Mapping[str, Any], found: Verification, engine: st
         "engine": engine,
         "reasons": list(found.reasons),
         "advice": found.advice,
+        **({"behind_router": list(found.behind_router)} if found.behind_router else {}),
     }
     return {**policy, "verification": told}
 

@@ -114,7 +114,13 @@ def acceptance(summary: RunSummary, styles: Styles) -> Html:
         *(details(f"The same at {label}", chart) for label, chart in drawn[1:]),
         tables.acceptance_table(summary.cells),
         *(
-            [details("Chains that did not run", f'<p class="lead">{escape(LABEL[0].upper() + LABEL[1:])}.</p>', told)]
+            [
+                details(
+                    "Chains that did not run",
+                    f'<p class="lead">{escape(LABEL[0].upper() + LABEL[1:])}.</p>',
+                    told,
+                )
+            ]
             if told
             else []
         ),

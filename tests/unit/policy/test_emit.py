@@ -465,6 +465,23 @@ def test_withdrawn_policy_is_not_emitted(make):
         assert caught.value.hint == "serve off"
 
 
+def test_router_is_emitted_for_what_only_a_shared_server_loses(make):
+    """Withdrawn because off is not free in one server: two servers may still run it, one server may not."""
+    told = {
+        "verdict": "withdrawn",
+        "engine": "vllm",
+        "reasons": ["0.93x of off at batch 4"],
+        "advice": "two servers",
+        "behind_router": [1],
+    }
+
+    table = json.loads(emit(edge(make) | {"verification": told}, "router"))
+
+    assert set(table["deployments"]) == {"plain", "speculate"}
+    with pytest.raises(UsageError, match="withdrawn"):
+        emit(edge(make) | {"verification": told}, "vllm")
+
+
 def test_policy_that_never_speculates_emits_for_every_engine(make):
     """Every K slower than none: each engine gets its plain command, and the router one deployment."""
     policy = policy_of(make, {1: make.off, 16: make.off})

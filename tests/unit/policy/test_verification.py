@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
+from typing import Any
 
 import jsonschema
 import pytest
 
 from spectune.policy.file import policy_schema
 from spectune.policy.table import build_policy
-from spectune.policy.verification import document, unmeasured_places, verify, with_verification
+from spectune.policy.verification import (
+    document,
+    unmeasured_places,
+    verify,
+    with_router_advice,
+    with_verification,
+)
 from spectune.policy.verify_loads import arms_of, mixed, ramp, steady, steady_sizes
 from spectune.records import SpecConfig
 from spectune.records.policy_load import LoadPart, LoadSample
@@ -94,6 +102,11 @@ def samples(
     return found
 
 
+def cell(batch: list[int | None], label: str) -> dict[str, Any]:
+    """A cell of a policy for all categories, as far as verification reads it."""
+    return {"batch": batch, "category": None, "config": "off" if label == "off" else {"method": label}}
+
+
 GOOD = {
     "batch 1": {"off": 1.0, "policy": 0.71, "eagle3 K=3": 0.70},
     "batch 16": {"off": 1.0, "policy": 1.01, "eagle3 K=3": 1.7},
@@ -137,6 +150,47 @@ def test_withdrawn_policy_without_a_sound_static_choice_advises_off():
     assert (
         found.advice == "serve without speculation: no configuration holds up at every load that was served"
     )
+
+
+def test_policy_that_loses_only_while_it_is_off_is_left_to_a_router():
+    """K=1 gains 25% at batch 2; off at batch 3 costs 7% in a server that can speculate and nothing elsewhere."""
+    times = {
+        "batch 2": {"off": 1.0, "policy": 0.8, "eagle3 K=1": 0.8},
+        "batch 3": {"off": 1.0, "policy": 1.07, "eagle3 K=1": 1.04},
+    }
+    cells = [cell([1, 2], "eagle3 K=1"), cell([3, None], "off")]
+
+    found = with_router_advice({"cells": cells}, verify(samples(times, spread=0.002)))
+
+    assert found.verdict == "withdrawn"
+    assert found.behind_router == (2,)
+    assert found.advice is not None
+    assert "the gain at batch 2 stays (spectune policy emit --engine router)" in found.advice
+
+
+def test_gain_behind_a_router_is_in_the_policy_file(policy):
+    """The sizes stand beside verdict and advice, within the published schema."""
+    found = replace(verify(samples(GOOD)), verdict="withdrawn", advice="two servers", behind_router=(1, 2))
+
+    kept = with_verification(policy, found, "vllm")
+
+    jsonschema.Draft202012Validator(policy_schema()).validate(kept)
+    assert kept["verification"]["behind_router"] == [1, 2]
+
+
+def test_policy_that_loses_while_it_speculates_is_left_to_nobody():
+    """K=1 that runs at 0.8 where the policy asks for it loses behind a router as well."""
+    times = {
+        "batch 2": {"off": 1.0, "policy": 0.8, "eagle3 K=1": 0.8},
+        "batch 3": {"off": 1.0, "policy": 1.25, "eagle3 K=1": 1.25},
+    }
+
+    found = with_router_advice(
+        {"cells": [cell([1, None], "eagle3 K=1")]}, verify(samples(times, spread=0.002))
+    )
+
+    assert found.verdict == "withdrawn"
+    assert found.behind_router == ()
 
 
 def test_policy_slower_than_true_off_is_withdrawn():
