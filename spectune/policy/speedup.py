@@ -61,6 +61,21 @@ def paired_log_ratios(slow: ArmData, fast: ArmData) -> list[tuple[str, float]]:
     ]
 
 
+def paired_round_ratios(slow: ArmData, fast: ArmData) -> list[tuple[str, float]]:
+    """The same of round times alone, whatever the rounds emitted; for engines that tell their rounds."""
+    return [
+        (_prompts(slow.blocks[key]), math.log(slow_s / fast_s))
+        for key in sorted(slow.blocks.keys() & fast.blocks.keys())
+        if (slow_s := _round_s(slow.blocks[key], slow.cell.batch_size)) is not None
+        and (fast_s := _round_s(fast.blocks[key], fast.cell.batch_size)) is not None
+    ]
+
+
+def _round_s(block: BlockResult, batch_size: int) -> float | None:
+    totals = throughput.round_tpot(block.rounds, batch_size)
+    return None if totals is None else totals.total_s
+
+
 def _prompts(block: BlockResult) -> str:
     """The prompts of a block; a request_id is the prompt's digest and a sample number."""
     return " ".join(sorted(request.request_id.rsplit("-", 1)[0] for request in block.requests))

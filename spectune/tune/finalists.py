@@ -1,6 +1,7 @@
 """The finalists of a cell, measured in turn with plain decoding until nobody else can be the best.
 
-Stages of interleaved blocks on ever new prompts. After a stage a challenger leaves when the upper end of
+Stages of interleaved blocks on ever new prompts. What a round takes is measured; what it yields is known
+from the trace of all prompts, so the acceptance of a block's few prompts adds no noise. After a stage a challenger leaves when the upper end of
 its speed over the incumbent's lies below 1 + ε, and the slower half leaves at the latest. Plain decoding
 is a challenger like the others and is measured to the end.
 """
@@ -10,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from statistics import NormalDist
 
 from spectune import stats
 from spectune.measure.cell import CellRun, CellWork
@@ -18,7 +20,7 @@ from spectune.measure.progress import SweepProgress
 from spectune.measure.requests import RequestBuilder
 from spectune.policy.arms import ArmData, pool_rounds
 from spectune.policy.decide import corrected_level
-from spectune.policy.speedup import paired_log_ratios, paired_speedup
+from spectune.policy.speedup import paired_log_ratios, paired_round_ratios
 from spectune.records import Cell, Clock, Interval, Point, SpecConfig, Status
 from spectune.store import RunStore
 from spectune.tune.plan import SweepPlan
@@ -118,7 +120,7 @@ class Race:
         for config in known:
             against = None
             if config != incumbent:
-                against = paired_speedup(self._arms[incumbent], self._arms[config], level=level)
+                against = self._ratio(incumbent, config, level)
             status, reason = self._status(config, incumbent, against)
             told.append(self._challenger(config, off, against, estimates[config], status, reason))
         told = self._halve(told, number)
@@ -161,7 +163,7 @@ class Race:
         if config.is_off:
             return 1.0
         guess = self.guesses.get(config)
-        pairs = [] if off is None else [ratio for _, ratio in paired_log_ratios(off, self._arms[config])]
+        pairs = [] if off is None else [ratio for _, ratio in self._pairs(OFF, config)]
         if not pairs:
             return 0.0 if guess is None else guess.speedup
         mean = math.fsum(pairs) / len(pairs)
@@ -170,6 +172,36 @@ class Race:
         variance = max(stats.standard_deviation(pairs) ** 2 / len(pairs), 1e-8)
         weights = (1 / variance, 1 / max(guess.error, 1e-3) ** 2)
         return math.exp((weights[0] * mean + weights[1] * math.log(guess.speedup)) / sum(weights))
+
+    def _pairs(self, slow: SpecConfig, fast: SpecConfig) -> list[tuple[str, float]]:
+        """(prompts, log(time per token of `slow` / of `fast`)) of each block that both decoded."""
+        gains = [self._gain(config) for config in (slow, fast)]
+        arms = self._arms[slow], self._arms[fast]
+        if gains[0] is None or gains[1] is None:
+            return paired_log_ratios(*arms)
+        more = math.log(gains[1] / gains[0])
+        return [(prompts, ratio + more) for prompts, ratio in paired_round_ratios(*arms)]
+
+    def _gain(self, config: SpecConfig) -> float | None:
+        guess = self.guesses.get(config)
+        return 1.0 if config.is_off else None if guess is None else guess.gain
+
+    def _ratio(self, slow: SpecConfig, fast: SpecConfig, level: float) -> Interval | None:
+        """How much faster `fast` is, on the prompts of the trace."""
+        pairs = self._pairs(slow, fast)
+        return stats.clustered_log_ratio_interval(pairs, level=level) if pairs else None
+
+    def _speedup(self, config: SpecConfig, *, level: float = 0.95) -> Interval | None:
+        """Over plain decoding and on prompts like the traced ones: their spread is in the interval."""
+        found = self._ratio(OFF, config, level)
+        guess = self.guesses.get(config)
+        if found is None or found.low is None or found.high is None or guess is None or guess.gain is None:
+            return found
+        half = math.hypot(
+            math.log(found.high / found.low) / 2,
+            NormalDist().inv_cdf(0.5 + level / 2) * guess.gain_error,
+        )
+        return replace(found, low=found.value * math.exp(-half), high=found.value * math.exp(half))
 
     def _challenger(
         self,
@@ -182,7 +214,7 @@ class Race:
     ) -> Challenger:
         guess = self.guesses.get(config)
         arm = self._arms.get(config)
-        measured = None if config.is_off or off is None or arm is None else paired_speedup(off, arm)
+        measured = None if config.is_off or off is None or arm is None else self._speedup(config)
         return Challenger(
             config=config,
             expected=None if guess is None else guess.speedup,
@@ -244,7 +276,7 @@ class Race:
         if chosen.config.is_off:
             return OFF, "no finalist is faster than plain decoding", None
         level = corrected_level(num_candidates)
-        shown = paired_speedup(self._arms[OFF], self._arms[chosen.config], level=level)
+        shown = self._speedup(chosen.config, level=level)
         if shown is None or shown.low is None or shown.low <= 1.0:
             text = "" if shown is None or shown.low is None else f" ({shown.low:.3f} to {shown.high:.3f})"
             return (

@@ -214,8 +214,14 @@ def _races(
 
 def _guesses(tuning: Tuning, cell: Cell) -> dict[SpecConfig, Guess]:
     """Predicted speedups of the traced prompts; the error of times alone, since prompts are shared."""
+    plain = tuning.forecasts.find(SpecConfig.off(), cell)
     return {
-        row.config: Guess(speedup=row.speedup.value, error=2**0.5 * row.time_error)
+        row.config: Guess(
+            speedup=row.speedup.value,
+            error=2**0.5 * row.time_error,
+            gain=None if plain is None else row.tokens_per_step / plain.tokens_per_step,
+            gain_error=row.acceptance_error,
+        )
         for row in tuning.forecasts.of(cell)
         if row.speedup is not None
     }

@@ -23,15 +23,22 @@ class RaceRules:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Guess:
-    """What was expected of a finalist before anything ran: speed over plain decoding and its log error."""
+    """What was expected of a finalist before anything ran: speed over plain decoding and its log error.
+
+    `gain` is tokens a step over plain decoding's, replayed over all traced prompts; the standard error of
+    its logarithm is that of other prompts. None where nothing was replayed.
+    """
 
     speedup: float
     error: float
+    gain: float | None = None
+    gain_error: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Challenger:
-    """A finalist at the end of a stage. `speedup` is over plain decoding, `against` over the incumbent."""
+    """A finalist at the end of a stage. `speedup` is over plain decoding, `against` over the incumbent:
+    measured round times, and what rounds yield by the trace where there is one."""
 
     config: SpecConfig
     expected: float | None

@@ -61,7 +61,7 @@ FRESH_BLOCKS = {1: 16, 2: 10, 4: 6, 8: 5}
 GROUPS = 4
 MAX_TOKENS = 32
 BUSY_CORES = 0.15
-TUNE_SECONDS = {"profile": 45.0, "finalists": 70.0}
+TUNE_SECONDS = {"profile": 45.0, "finalists": 50.0}
 NGRAM = {"prompt_lookup_max": 5, "prompt_lookup_min": 1}
 MORE = 75
 
@@ -297,6 +297,7 @@ def errors(arguments: argparse.Namespace) -> int:
     told = predictions(bench)
     rows = []
     for cell in bench.plan.cells:
+        found, plain = speedups(store, cell), told.get((OFF, cell))
         for config, arm in arms_of(store, cell).items():
             rounds, row = pool_rounds(arm), told.get((config, cell))
             if rounds is None or row is None:
@@ -311,6 +312,9 @@ def errors(arguments: argparse.Namespace) -> int:
                     "error": row.tpot_s.value / rounds.round_tpot_s - 1,
                     "tokens_per_step_error": row.tokens_per_step / rounds.tokens_per_sequence - 1,
                     "round_error": row.times.total_s / rounds.total_s - 1,
+                    "speedup_error": None
+                    if plain is None or config.is_off or config not in found
+                    else plain.tpot_s.value / row.tpot_s.value / found[config] - 1,
                 }
             )
     (arguments.output / "errors.json").write_text(dump_strict(rows, indent=1) + "\n")
@@ -326,9 +330,10 @@ def errors(arguments: argparse.Namespace) -> int:
 
 def error_text(rows: Sequence[dict[str, Any]]) -> str:
     parts = []
-    for name in ("error", "round_error", "tokens_per_step_error"):
-        sizes = [abs(row[name]) for row in rows]
-        mean = math.fsum(row[name] for row in rows) / len(rows)
+    for name in ("error", "round_error", "tokens_per_step_error", "speedup_error"):
+        values = [row[name] for row in rows if row[name] is not None]
+        sizes = [abs(value) for value in values]
+        mean = math.fsum(values) / max(1, len(values))
         parts.append(
             f"{name} median {median(sizes) or 0:.1%}, 95th {percentile(sizes, 95) or 0:.1%}, mean {mean:+.1%}"
         )
