@@ -67,7 +67,8 @@ def run(options: SweepOptions, *, num_samples: int, sampled_prompts: int) -> tup
     workload = read_workload(options)
     backend = open_backend(options)
     plan = plan_of(options, workload, backend)
-    arms = [config for config in plan.configs if not config.is_off]
+    # a server on standby drafts nothing: there is nothing to verify
+    arms = [config for config in plan.configs if not config.is_off and not config.is_standby]
     if not arms:
         raise UsageError("nothing to verify: every arm is plain decoding", hint="--method eagle3")
     checks = checks_of(plan, backend, num_samples=num_samples, sampled_prompts=sampled_prompts)

@@ -71,6 +71,22 @@ def test_dry_run_of_a_draft_model_and_a_tree(arguments: Callable[..., list[str]]
     assert "draft_model drafts chains only" in done.stdout
 
 
+def test_verify_leaves_out_the_server_that_drafts_nothing(
+    arguments: Callable[..., list[str]], bare_model: Path
+) -> None:
+    """A standby start has nothing to verify: one finding for the arm that drafts, and exit code 0."""
+    words = arguments("--json", "--draft-model", str(bare_model), "--temperature", "0")
+    words[words.index("ngram")] = "draft_model"
+    del words[words.index("--output-dir") : words.index("--output-dir") + 2]
+
+    done = spectune("verify", *words[1:])
+
+    assert done.returncode == 0, done.stderr
+    assert "standby" not in done.stderr
+    findings = json.loads(done.stdout)["findings"]
+    assert [(row["label"], row["verdict"]) for row in findings] == [("draft_model K=3", "lossless")]
+
+
 @pytest.mark.parametrize(
     ("words", "code", "text"),
     [
