@@ -237,7 +237,8 @@ class _Attached:
         return next(iter(self._sessions.values())).converse(prompts, sampling)
 
     def gap(self, request: Request, output_ids: Sequence[int], index: int) -> Gap | None:
-        return None
+        """Whichever server: it is the target's own choice."""
+        return next(iter(self._sessions.values())).gap(request, output_ids, index)
 
     def _of(self, point: Point) -> ServerSession:
         session = self._sessions.get(point.config)

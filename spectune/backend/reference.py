@@ -33,6 +33,7 @@ from spectune.engine.trace import replay_text
 from spectune.engine.verify import ForcedAcceptance
 from spectune.errors import UsageError
 from spectune.records import (
+    NEAR_TIE,
     BlockResult,
     Capabilities,
     Fingerprint,
@@ -49,7 +50,6 @@ from spectune.records import (
 from spectune.store.trace_file import Trace
 
 # What rounding may turn over: a few steps of the format at the size of a top logit (16 to 32).
-_NEAR_TIE = {torch.float32: 1e-3, torch.float16: 0.1, torch.bfloat16: 0.5}
 
 
 def _silent(text: str) -> None:
@@ -321,7 +321,7 @@ class _ReferenceSession:
         text: dict[str, Sequence[int]] = {request.request_id: output_ids[: index + 1]}
         engine.generate([request], forced_text=text, wants_margins=True)
         value = engine.margins[request.request_id][index - 1]
-        return Gap(value=value, tolerance=_NEAR_TIE[self._backend.target.dtype])
+        return Gap(value=value, tolerance=NEAR_TIE[str(self._backend.target.dtype).removeprefix("torch.")])
 
 
 class _InTurn:

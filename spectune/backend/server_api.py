@@ -5,6 +5,8 @@ Plain synchronous calls; anything that cannot be had raises EngineFailure with t
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from typing import Any
 
 import httpx
@@ -17,6 +19,7 @@ from spectune.records import Request, Sampling, ServedRequest
 from spectune.workload.arrivals import ClosedLoop
 
 TIMEOUT_S = 10.0
+GAP_TIMEOUT_S = 60.0
 
 
 def is_healthy(base_url: str, *, timeout_s: float = TIMEOUT_S) -> bool:
@@ -111,6 +114,31 @@ def reset_prefix_cache(base_url: str, path: str = VLLM_WORDS.reset_path) -> bool
         except httpx.HTTPError as error:
             raise EngineFailure(f"{server_root(base_url)}{path}: {_why(error)}") from error
     return status == httpx.codes.OK
+
+
+def next_gap(base_url: str, served_model: str, ids: Sequence[int]) -> float | None:
+    """Log-probability of the likeliest token after `ids` less that of the second; None where the server
+    does not tell both.
+
+    vLLM 0.32, /v1/completions with `logprobs`; keys are ids there, because two tokens may have one text.
+    """
+    body = {
+        "model": served_model,
+        "prompt": list(ids),
+        "max_tokens": 1,
+        "temperature": 0.0,
+        "logprobs": 2,
+        "return_tokens_as_token_ids": True,
+    }
+    url = f"{server_root(base_url)}/v1/completions"
+    try:
+        with _http(GAP_TIMEOUT_S, base_url) as http:
+            told = http.post(url, json=body).json()
+        first, second = sorted(told["choices"][0]["logprobs"]["top_logprobs"][0].values())[-2:][::-1]
+        gap = float(first) - float(second)
+    except (httpx.HTTPError, ValueError, KeyError, IndexError, TypeError, AttributeError):
+        return None
+    return gap if math.isfinite(gap) else None
 
 
 def _json(base_url: str, path: str) -> dict[str, Any]:

@@ -21,11 +21,12 @@ from spectune.backend.chat import chat_answers
 from spectune.backend.client import ClientOptions, run_requests
 from spectune.backend.open_load import mean_in_flight, open_queue, open_seconds, overload_note
 from spectune.backend.prometheus import Scrape, cache_hit_rate, grown, spec_counts
-from spectune.backend.server_api import reset_prefix_cache, scrape, served_models
+from spectune.backend.server_api import next_gap, reset_prefix_cache, scrape, served_models
 from spectune.backend.server_words import VLLM_WORDS, ServerWords
 from spectune.errors import EngineFailure
 from spectune.metrics.served import max_in_flight
 from spectune.records import (
+    NEAR_TIE,
     BlockResult,
     ChatAnswer,
     FailureKind,
@@ -60,6 +61,7 @@ class Address:
     served_model: str
     kv_capacity_tokens: int | None = None
     notes: tuple[str, ...] = ()
+    near_tie: float = NEAR_TIE["bfloat16"]
 
 
 class ServerSession:
@@ -140,8 +142,12 @@ class ServerSession:
         return chat_answers(url, name, prompts, sampling, self._options)
 
     def gap(self, request: Request, output_ids: Sequence[int], index: int) -> Gap | None:
-        """A server tells no logits of its own choice."""
-        return None
+        """The text so far as a prompt, one token asked for: it comes from prefill, which no draft changes."""
+        if request.sampling.temperature > 0 or not request.prompt_ids:
+            return None
+        ids = (*request.prompt_ids, *output_ids[:index])
+        value = next_gap(self.address.url, self.address.served_model, ids)
+        return None if value is None else Gap(value=value, tolerance=self.address.near_tie)
 
     def _ask(
         self, queue: Sequence[Request], load: Load, measured: Sequence[Request]

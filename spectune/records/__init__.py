@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from spectune.records.config import OPTION, Method, SpecConfig, chain_or_tree_pool
 from spectune.records.engine import (
+    NEAR_TIE,
     Backend,
     Capabilities,
     ChatAnswer,
@@ -68,6 +69,7 @@ __all__ = [
     "Measure",
     "MeasureSides",
     "Method",
+    "NEAR_TIE",
     "OPTION",
     "Point",
     "PointOutcome",

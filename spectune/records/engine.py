@@ -58,6 +58,10 @@ class Fingerprint:
     read_bandwidth_bytes_per_s: float | None = None
 
 
+NEAR_TIE = {"float32": 1e-3, "float16": 0.1, "bfloat16": 0.5}
+"""Gaps of two logits that rounding may turn round, by number format."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gap:
     """How far the two best tokens were apart in (perturbed) logits, and what still is a near tie."""

@@ -16,6 +16,7 @@ import pytest
 
 from spectune.backend.environments import find_environment
 from spectune.backend.processes import session_members
+from spectune.backend.reference import ReferenceBackend
 from spectune.backend.server import serve
 from spectune.backend.server_api import engine_version
 from spectune.backend.vllm import VllmBackend
@@ -96,6 +97,22 @@ def test_load_is_reached_and_nothing_comes_from_a_cache(eagle3: LoadSession, req
     assert result.load.prefix_hit_rate in (None, 0.0)
     assert result.load.kv_capacity_tokens is not None
     assert [record.num_output_tokens for record in result.requests] == [24] * 4
+
+
+def test_gap_of_the_two_best_tokens_is_the_reference_engines(
+    eagle3: LoadSession, requests: list[Request]
+) -> None:
+    """After five tokens of each answer vLLM's log-probabilities and our own logits say the same gap, as far
+    as bfloat16 goes; a speculating server tells it too, from its prefill."""
+    texts = {record.request_id: record.output_ids for record in eagle3.run(point(EAGLE3), requests).requests}
+    ours = ReferenceBackend(dtype="bfloat16")
+    with ours.open(ours.plan([point(SpecConfig.off(), 1)])[0]) as engine:
+        for request in requests:
+            theirs = eagle3.gap(request, texts[request.request_id], 5)
+            known = engine.gap(request, texts[request.request_id], 5)
+            assert theirs is not None
+            assert known is not None
+            assert theirs.value == pytest.approx(known.value, abs=known.tolerance)
 
 
 def test_standby_server_drafts_nothing(backend: VllmBackend, requests: list[Request]) -> None:

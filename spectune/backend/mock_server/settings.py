@@ -83,6 +83,7 @@ class MockSettings:
         start_delay_s: how long /health answers 503.
         max_num_seqs: sequences that decode together; more wait.
         has_detailed_metrics: per-request metrics.speculative_decoding with per-step counts.
+        top_gap: how far apart the log-probabilities of the two best tokens are told, everywhere.
         has_prefix_cache: keep prompts in blocks, so that known beginnings cost nothing.
     """
 
@@ -107,6 +108,7 @@ class MockSettings:
     num_engines: int = 1
     has_detailed_metrics: bool = True
     has_prefix_cache: bool = True
+    top_gap: float = 3.0
     faults: tuple[Fault, ...] = ()
     quirks: frozenset[str] = frozenset()
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -147,6 +147,8 @@ class VllmFace:
         if asked.wants_ids:
             choice["token_ids"] = ids
             choice["prompt_token_ids"] = list(sequence.prompt_ids)
+        if asked.num_logprobs and not asked.is_chat:
+            choice["logprobs"] = logprobs(ids, self._settings.top_gap, asked.num_logprobs)
         body: dict[str, Any] = {**asked.head(is_chunk=False), "choices": [choice]}
         for end in self.shape.ends(self._settings, replace(asked, includes_usage=True), sequence, len(ids)):
             body |= end
@@ -167,6 +169,7 @@ class Asked:
     wants_ids: bool
     ignores_eos: bool
     wants_details: bool = False
+    num_logprobs: int = 0
 
     @classmethod
     def read(cls, body: Any, settings: MockSettings, *, is_chat: bool) -> Asked:
@@ -183,6 +186,7 @@ class Asked:
             wants_ids=bool(body.get("return_token_ids")) and "no_token_ids" not in settings.quirks,
             ignores_eos=bool(body.get("ignore_eos")),
             wants_details=bool(body.get("return_spec_tokens_details")),
+            num_logprobs=int(body.get("logprobs") or 0),
         )
 
     def head(self, *, is_chunk: bool) -> dict[str, Any]:
@@ -312,6 +316,17 @@ def usage(sequence: MockSequence, num_tokens: int) -> dict[str, Any]:
         "total_tokens": num_prompt + num_tokens,
         "completion_tokens": num_tokens,
         "prompt_tokens_details": {"cached_tokens": sequence.num_cached},
+    }
+
+
+def logprobs(ids: Sequence[int], gap: float, count: int) -> dict[str, Any]:
+    """The declared gap at every token, under token ids."""
+    top = [{f"token_id:{token + i}": -0.1 - gap * i for i in range(count)} for token in ids]
+    return {
+        "tokens": [f"token_id:{token}" for token in ids],
+        "token_logprobs": [-0.1] * len(ids),
+        "top_logprobs": top,
+        "text_offset": [0] * len(ids),
     }
 
 

@@ -123,3 +123,18 @@ def test_absent_server_is_named_with_its_address(ask: object) -> None:
     assert not server_api.is_healthy(NOWHERE)
     with pytest.raises(EngineFailure, match=r"http://127.0.0.1:9/"):
         ask(NOWHERE)  # type: ignore[operator]
+
+
+def test_gap_of_the_two_best_tokens_is_read_from_log_probabilities() -> None:
+    """A server whose two best tokens are 1.25 apart everywhere."""
+    with mock_thread(MockSettings(top_gap=1.25)) as running:
+        assert 1.25 == pytest.approx(server_api.next_gap(running.url, running.model, [5, 6, 7]))
+
+
+def test_gap_is_unknown_where_a_server_tells_no_log_probabilities() -> None:
+    """An error, or nobody there: no gap, and no failure of the run."""
+    with mock_thread(
+        MockSettings(faults=MockSettings.from_dict({"faults": [{"kind": "http_500"}]}).faults)
+    ) as sick:
+        assert server_api.next_gap(sick.url, sick.model, [5]) is None
+    assert server_api.next_gap(NOWHERE, "any", [5]) is None

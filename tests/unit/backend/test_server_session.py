@@ -11,7 +11,7 @@ from spectune.backend.ceiling import ClientCeiling
 from spectune.backend.mock_server import Fault, MockServer, MockSettings, mock_thread
 from spectune.backend.server_session import Address, ServerSession, ramp, tail
 from spectune.errors import EngineFailure
-from spectune.records import BlockResult, Cell, Point, Request, Sampling, SpecConfig
+from spectune.records import BlockResult, Cell, Gap, Point, Request, Sampling, SpecConfig
 from spectune.workload.arrivals import ClosedLoop
 
 SAMPLING = Sampling(max_tokens=8, ignore_eos=True)
@@ -208,3 +208,19 @@ def test_stream_tells_what_the_client_had_to_take() -> None:
     assert (heavy.load.client_share or 0) > 0.5
     assert "of what the client itself can take at concurrency 2" in heavy.load.notes[-1]
     assert light.load.max_in_flight == 2
+
+
+def test_gap_of_a_server_comes_with_the_near_tie_of_its_number_format() -> None:
+    """The text so far is a prompt of one more token; sampled choices and chats have no gap here."""
+    [asked] = requests(1)
+    sampled = replace(asked, sampling=replace(asked.sampling, temperature=1.0))
+    with mock_thread(MockSettings(top_gap=0.4)) as server:
+        session = session_at(server)
+        exact = ServerSession(
+            Address(url=server.url, served_model=server.model, near_tie=1e-3), is_plain=True
+        )
+
+        assert session.gap(asked, [7, 8, 9], 2) == Gap(value=pytest.approx(0.4), tolerance=0.5)
+        assert exact.gap(asked, [7, 8, 9], 2) == Gap(value=pytest.approx(0.4), tolerance=1e-3)
+        assert session.gap(sampled, [7, 8, 9], 2) is None
+        assert session.gap(replace(asked, prompt_ids=()), [7, 8, 9], 2) is None
