@@ -35,7 +35,7 @@ def tuning_section(told: Mapping[str, Any], *, is_simulated: bool) -> Html:
         NAV[0],
         "How it was tuned",
         "Every configuration was predicted from one traced plain run and a profile of rounds; only the finalists "
-        "were measured, in turn with plain decoding.",
+        "were measured, in turn with plain decoding: their round times; what rounds yield is the trace's.",
         *parts,
     )
 

@@ -112,6 +112,22 @@ def test_tuning_finds_a_configuration_within_three_percent_of_the_best(job_of: A
         assert speeds[race.winner] > max(speeds.values()) / 1.03
 
 
+def test_one_stage_is_enough_because_acceptance_comes_from_the_trace(job_of: Any, tune: Make) -> None:
+    """Eight prompts of one stage accept what they happen to; the told speed is the declared one within 5%
+    all the same, and its interval holds it."""
+    truth = SimulatedTruth(noise_sd=0.005)
+    backend = SimulatedBackend(truth)
+
+    [race] = tune(job_of(backend, budget_s=0.0), backend).races
+
+    told, true = race.speedup, true_speed(truth, race.winner, 1)
+    assert told is not None
+    assert told.low is not None
+    assert told.high is not None
+    assert told.value == pytest.approx(true, rel=0.05)
+    assert told.low < true < told.high
+
+
 def test_only_finalists_and_plain_decoding_are_measured(job_of: Any, tune: Make, tmp_path: Path) -> None:
     """Everything is predicted; at most the asked number of configurations runs; the rest is listed."""
     backend = SimulatedBackend()

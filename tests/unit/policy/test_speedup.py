@@ -7,7 +7,12 @@ from dataclasses import replace
 import pytest
 
 from spectune.policy.arms import summarize_arm
-from spectune.policy.speedup import paired_log_ratios, paired_speedup, with_speedup
+from spectune.policy.speedup import (
+    paired_log_ratios,
+    paired_round_ratios,
+    paired_speedup,
+    with_speedup,
+)
 from spectune.records import BlockResult, StepRecord
 
 
@@ -50,6 +55,18 @@ def test_speedup_uses_decode_rounds_only(make):
     pairs = paired_log_ratios(make.arm_data(make.off, {(0, 0): slow}), fast)
 
     assert [ratio for _, ratio in pairs] == [pytest.approx(0.6931471805599453)]
+
+
+def test_round_ratios_do_not_ask_what_rounds_emit(make):
+    """Rounds of 2 s against rounds of 4 s are a ratio of one half, whether those emit four tokens or one."""
+    off = make.arm_data(make.off, {(0, i): make.block(tpot_s=2.0, name=f"p{i}-0") for i in range(2)})
+    many = make.block(tpot_s=1.0, emitted=4, name="p0-0")
+    one = make.block(tpot_s=4.0, emitted=1, name="p1-0")
+    arm = make.arm_data(make.chain(3), {(0, 0): many, (0, 1): one})
+
+    pairs = paired_round_ratios(off, arm)
+
+    assert [ratio for _, ratio in pairs] == [pytest.approx(-0.6931471805599453)] * 2
 
 
 def _fields(record):
