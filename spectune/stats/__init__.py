@@ -13,6 +13,7 @@ from spectune.stats.intervals import (
     clustered_log_ratio_interval,
     geometric_mean,
     percentile,
+    pooled_ratio_interval,
     ratio_interval,
     spread,
 )
@@ -46,6 +47,7 @@ __all__ = [
     "plan_looks",
     "prediction_p_value",
     "rate_interval",
+    "pooled_ratio_interval",
     "ratio_interval",
     "spent",
     "spread",

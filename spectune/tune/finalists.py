@@ -188,8 +188,13 @@ class Race:
 
     def _ratio(self, slow: SpecConfig, fast: SpecConfig, level: float) -> Interval | None:
         """How much faster `fast` is, on the prompts of the trace."""
-        pairs = self._pairs(slow, fast)
-        return stats.clustered_log_ratio_interval(pairs, level=level) if pairs else None
+        ratios = [ratio for _, ratio in self._pairs(slow, fast)]
+        others = [
+            [ratio for _, ratio in self._pairs(slow, config)]
+            for config in self._arms
+            if config not in (slow, fast)
+        ]
+        return stats.pooled_ratio_interval(ratios, others, level=level) if ratios else None
 
     def _speedup(self, config: SpecConfig, *, level: float = 0.95) -> Interval | None:
         """Over plain decoding and on prompts like the traced ones: their spread is in the interval."""

@@ -116,7 +116,7 @@ def test_one_stage_is_enough_because_acceptance_comes_from_the_trace(job_of: Any
     """Eight prompts of one stage accept what they happen to; the told speed is the declared one within 5%
     all the same, and its interval holds it."""
     truth = SimulatedTruth(noise_sd=0.005)
-    backend = SimulatedBackend(truth)
+    backend = SimulatedBackend(truth=truth)
 
     [race] = tune(job_of(backend, budget_s=0.0), backend).races
 
