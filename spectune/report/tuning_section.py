@@ -72,7 +72,10 @@ def _cell(cell: Mapping[str, Any]) -> Html:
 def _reasons(cell: Mapping[str, Any]) -> list[str]:
     """Why the winner won, by how much the prediction was off, and what could still be better."""
     race, left = cell["race"], cell["not_tried"]
-    told = [f"{race['reason'][:1].upper()}{race['reason'][1:]} ({_end(race['end'])})."]
+    reason = race["reason"]
+    if not any(reason.startswith(row["label"]) for row in cell["predicted"]):  # a name keeps its spelling
+        reason = reason[:1].upper() + reason[1:]
+    told = [f"{reason} ({_end(race['end'])})."]
     if cell.get("waterfall"):
         gains = [
             f"{_PARTS[name]} {math.exp(gain):.2f}{TIMES}"
@@ -82,7 +85,11 @@ def _reasons(cell: Mapping[str, Any]) -> list[str]:
         told.append("Factors of the speedup: " + ", ".join(gains) + ".")
     if left["num"]:
         bound = left["could_be_better_by"]
-        best = "" if bound is None else f"; the best of them, {left['best_label']}, by {bound:.1%} at most"
+        best = (
+            ""
+            if bound is None
+            else f"; the best of them, {left['best_label']}, could be faster by {bound:.1%} at most"
+        )
         told.append(f"{left['num']} configurations were not measured{best} (upper end of the prediction).")
     told += [f"{label} failed: {reason}." for label, reason in race["failed"]]
     return told

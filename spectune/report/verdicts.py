@@ -30,7 +30,7 @@ def decision_table(cells: Sequence[CellComparison]) -> Html:
     for item in cells:
         decision = item.decision
         why = "plain decoding was chosen" if decision.chosen.is_off else "no interval was computed"
-        runner_up = config_html(decision.runner_up, "no other arm had a result")
+        runner_up = config_html(decision.runner_up, "no other arm was compared")
         if decision.runner_up_reason and not isinstance(runner_up, Missing):
             runner_up = Html(f"{escape(runner_up)}<small>{escape(decision.runner_up_reason)}</small>")
         no_data = decision.verdict == "no data"

@@ -106,6 +106,17 @@ def test_the_section_tells(words: str) -> None:
     assert words in tuning_section(told(), is_simulated=False)
 
 
+def test_a_reason_begins_with_a_capital_unless_with_the_name_of_a_configuration() -> None:
+    """eagle3 stays eagle3."""
+    named = told(reason="eagle3 K=3 runs at 1.22x")
+    named["cells"][0]["predicted"][0]["label"] = "eagle3 K=3"
+
+    assert "<li>eagle3 K=3 runs at 1.22x" in tuning_section(named, is_simulated=False)
+    assert "<li>No finalist is faster" in tuning_section(
+        told(reason="no finalist is faster"), is_simulated=False
+    )
+
+
 def test_labels_are_escaped() -> None:
     """A label of a stored file is text, not markup."""
     text = tuning_section(told(), is_simulated=False)
