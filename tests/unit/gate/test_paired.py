@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from spectune.backend.truth import SimulatedTruth
-from spectune.errors import Inconclusive
-from spectune.gate.calibrate import Wishes, calibrate, make_gate
+from spectune.errors import Inconclusive, UsageError
+from spectune.gate.calibrate import Wishes, calibrate, make_gate, speed_gate
 from spectune.gate.design import detectable_slowdown, power_of, refuse_noise, starts_needed
 from spectune.gate.file import Origin, Statistics
 from spectune.gate.paired import check_paired
@@ -175,6 +175,30 @@ def test_calibration_makes_a_gate_whose_tolerances_stand_above_the_noise(gate_of
     assert power_of(gate.statistics.pair_noise, 0.03, gate.statistics.num_starts, gate.statistics) >= 0.95
     assert 12 == len(blocks)
     assert gate.speed.min_speedup is not None
+
+
+def test_fewer_than_five_runs_are_no_baseline(gate_of, sides_of):
+    """One slow run of four could hide a loss."""
+    with pytest.raises(UsageError, match="--calibration-starts 4 is below 5"):
+        calibrate(sides_of({}, {}), gate_of().point(), num_starts=4)
+
+
+def test_limits_follow_the_median_run_and_absolute_ones_are_wide(gate_of, sides_of):
+    """One run of the slow tail (ten times the time, a tenth of the speedup) moves no limit: nine tenths of
+    the median speedup, one and a half times the median time per token, two thirds of the median rate."""
+    found = calibrate(sides_of({}, {}), gate_of().point(), num_starts=5)
+    told = replace(
+        found,
+        speedups=(1.4, 1.5, 1.6, 1.5, 0.15),
+        tpots_s=(0.010, 0.011, 0.010, 0.010, 0.100),
+        tokens_per_s=(90.0, 91.0, 90.0, 90.0, 9.0),
+    )
+
+    speed = speed_gate(told, max_slowdown=0.03)
+
+    assert speed.min_speedup == pytest.approx(0.9 * 1.5)
+    assert speed.max_tpot_s == pytest.approx(0.015)
+    assert speed.min_tokens_per_s == pytest.approx(60.0)
 
 
 def test_a_tolerance_inside_the_noise_of_acceptance_is_refused(gate_of, sides_of):

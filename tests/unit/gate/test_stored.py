@@ -8,9 +8,10 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from spectune.backend.truth import SimulatedTruth
 from spectune.cli.gate_check import confirmed, stale_notes
-from spectune.gate.pairs import measure_start
-from spectune.gate.stored import Measured, check_measured
+from spectune.gate.pairs import block_tpot, measure_start
+from spectune.gate.stored import THROUGHPUT_LIMIT, TPOT_LIMIT, Measured, check_measured
 from spectune.gate.tell import junit_text, markdown_text, report_document
 from spectune.gate.verdicts import Check, GateReport, Outcome, exit_code, worst
 from spectune.records import SideArm, SpecConfig
@@ -73,20 +74,45 @@ def test_a_slower_verification_is_a_regression_of_the_speedup_alone(baseline, ru
     assert Outcome.PASSED == found["acceptance length"]
 
 
-def test_a_machine_that_is_slower_as_a_whole_keeps_its_ratio(baseline, run_of):
-    """13% slower in everything is no regression: the gate is on the ratio, absolute limits are wide."""
-    gate, blocks = baseline
-    from spectune.backend.truth import SimulatedTruth
-
+def slower(factor):
+    """Everything that the simulated engine declares, by one factor."""
     truth = SimulatedTruth()
-    everything = {
-        "plain_s_by_batch": {b: 1.13 * s for b, s in truth.plain_s_by_batch.items()},
-        "verify_s_per_token": 1.13 * truth.verify_s_per_token,
-        "draft_step_s": {m: 1.13 * s for m, s in truth.draft_step_s.items()},
-        "other_s": 1.13 * truth.other_s,
+    return {
+        "plain_s_by_batch": {b: factor * s for b, s in truth.plain_s_by_batch.items()},
+        "verify_s_per_token": factor * truth.verify_s_per_token,
+        "draft_step_s": {m: factor * s for m, s in truth.draft_step_s.items()},
+        "other_s": factor * truth.other_s,
     }
 
-    assert Outcome.PASSED == outcomes(check_measured(gate, blocks, run_of(everything)))["speedup"]
+
+@pytest.fixture
+def limited(baseline, run_of):
+    """The baseline with absolute limits half as far again from its own figures."""
+    gate, blocks = baseline
+    tpots = [block_tpot(block, 1) for block in blocks.values()]
+    seconds = sum(block.duration_s for block in blocks.values())
+    tokens = sum(r.num_output_tokens for block in blocks.values() for r in block.requests)
+    speed = replace(
+        gate.speed, max_tpot_s=1.5 * sorted(tpots)[len(tpots) // 2], min_tokens_per_s=tokens / seconds / 1.5
+    )
+    return replace(gate, speed=speed), blocks
+
+
+def test_a_machine_that_is_slower_as_a_whole_keeps_its_ratio(limited, run_of):
+    """13% slower in everything is no regression: the gate is on the ratio, absolute limits are wide."""
+    gate, blocks = limited
+    found = outcomes(check_measured(gate, blocks, run_of(slower(1.13))))
+
+    assert Outcome.PASSED == found["speedup"] == found[TPOT_LIMIT] == found[THROUGHPUT_LIMIT]
+
+
+def test_a_machine_far_slower_keeps_its_ratio_and_fails_the_absolute_limits(limited, run_of):
+    """1.8 times the time of everything: the ratio alone would not tell."""
+    gate, blocks = limited
+    found = outcomes(check_measured(gate, blocks, run_of(slower(1.8))))
+
+    assert Outcome.PASSED == found["speedup"]
+    assert Outcome.REGRESSION == found[TPOT_LIMIT] == found[THROUGHPUT_LIMIT]
 
 
 def test_another_temperature_is_not_comparable(baseline, run_of, gate_of):

@@ -193,6 +193,18 @@ def test_policy_that_loses_while_it_speculates_is_left_to_nobody():
     assert found.behind_router == ()
 
 
+@pytest.mark.parametrize(("seconds", "verdict"), [(0.76, "withdrawn"), (0.72, "kept")])
+def test_policy_may_be_five_percent_behind_the_best_static_choice(seconds, verdict):
+    """Faster than off by a quarter and more, 8% or 3% behind K=2 throughout."""
+    found = verify(samples({"batch 2": {"off": 1.0, "policy": seconds, "eagle3 K=2": 0.70}}, spread=0.002))
+
+    assert found.verdict == verdict
+    if verdict == "withdrawn":
+        assert "of eagle3 K=2 throughout, the best static choice, at least 0.95 is asked" in found.reasons[0]
+        assert found.advice is not None
+        assert found.advice.startswith("serve eagle3 K=2 at every load: 1.43x of off")
+
+
 def test_policy_slower_than_true_off_is_withdrawn():
     """3% below an engine that cannot speculate, clearly: standby is not free."""
     found = verify(samples({"batch 16": {"off": 1.0, "policy": 1.03, "eagle3 K=3": 2.0}}, spread=0.002))

@@ -79,6 +79,11 @@ def test_complete_launch_lines_have_no_finding(engine: str, line: str) -> None:
             '--speculative-config \'{"method": "ngram", "num_speculative_token": 3}\'',
             "num_speculative_tokens", id="json-field-misspelt",
         ),
+        pytest.param(
+            "vllm",
+            '--speculative-config \'{"method": "ngram", "num_speculative_tokens": 3, "disable_by_batch_size": 8}\'',
+            "num_speculative_tokens_per_batch_size", id="json-switch-without-effect",
+        ),
     ],
 )  # fmt: skip
 def test_flags_of_other_versions_get_the_new_name(engine: str, line: str, proposed: str) -> None:
