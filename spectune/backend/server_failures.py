@@ -88,6 +88,7 @@ _NEUTRAL = re.compile(r"^\s*(File |Traceback|raise |return |\^+|~+|For further i
 
 def diagnose(tail: str, returncode: int | None, *, log: str) -> Diagnosis:
     """What the end of a log means; `log` is where the whole of it lies."""
+    code = f" (exit code {returncode})" if returncode is not None and returncode > 0 else ""
     lines = [_bare(line) for line in tail.splitlines() if line.strip() and not _NEUTRAL.match(_bare(line))]
     for cause, pattern, advice in _PATTERNS:
         matching = [i for i, line in enumerate(lines) if pattern.search(line)]
@@ -98,7 +99,7 @@ def diagnose(tail: str, returncode: int | None, *, log: str) -> Diagnosis:
                 if cause is Cause.BAD_FLAG
                 else lines[matching[-1]]
             )
-            return Diagnosis(cause=cause, evidence=_short(quoted), hint=f"{advice}; whole log: {log}")
+            return Diagnosis(cause=cause, evidence=_short(quoted) + code, hint=f"{advice}; whole log: {log}")
     if returncode == -signal.SIGKILL:
         return Diagnosis(
             cause=Cause.NO_MEMORY if "killed" in tail.lower() else Cause.DIED,
@@ -106,7 +107,7 @@ def diagnose(tail: str, returncode: int | None, *, log: str) -> Diagnosis:
             hint=f"watch the memory of the machine; whole log: {log}",
         )
     last = lines[-1] if lines else "it said nothing"
-    return Diagnosis(cause=Cause.DIED, evidence=_short(last), hint=f"whole log: {log}")
+    return Diagnosis(cause=Cause.DIED, evidence=_short(last) + code, hint=f"whole log: {log}")
 
 
 def _bare(line: str) -> str:

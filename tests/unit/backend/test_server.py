@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -98,9 +99,12 @@ def test_serve_ends_nobody_elses_server(tmp_path: Path) -> None:
 def test_serve_a_server_that_dies_at_its_start_is_told_with_its_own_words(
     kind: str, error: type[Exception], text: str, tmp_path: Path
 ) -> None:
-    """The child is watched: its end is noticed long before the time-out, with the line that says why."""
-    with pytest.raises(error, match=text), running(tmp_path, "--misbehave", kind):
+    """The child is watched: its end is noticed within seconds and long before the time-out, with the line
+    that says why and the code that it ended with."""
+    began_s = time.monotonic()
+    with pytest.raises(error, match=rf"{text}.*\(exit code [12]\)"), running(tmp_path, "--misbehave", kind):
         pass
+    assert time.monotonic() - began_s < 10
 
 
 def test_serve_not_ready_in_time_names_the_flag_and_ends_it(tmp_path: Path) -> None:

@@ -81,9 +81,10 @@ def test_diagnosis_error_is_out_of_memory_only_for_memory() -> None:
 
     assert isinstance(memory, OutOfMemory)
     assert type(other) is EngineFailure
-    assert "it died: died: bang" == other.message
+    assert "it died: died: bang (exit code 1)" == other.message
 
 
 def test_diagnose_silence() -> None:
-    """A log without a word is said to be one."""
-    assert diagnose("", 1, log="x").evidence == "it said nothing"
+    """A log without a word is said to be one; a server that still runs has no exit code."""
+    assert diagnose("", 1, log="x").evidence == "it said nothing (exit code 1)"
+    assert diagnose("", None, log="x").evidence == "it said nothing"

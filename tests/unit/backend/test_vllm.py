@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from spectune.backend.server_failures import Cause, Diagnosis
 from spectune.backend.vllm import VllmBackend
 from spectune.backend.vllm_model import cache_gib, check_head, kv_bytes_per_token
 from spectune.errors import CheckpointError, EngineFailure, OutOfMemory, UsageError
@@ -115,6 +116,30 @@ def test_open_out_of_memory_is_tried_again_with_a_smaller_share(model: Path, tmp
     assert load.notes == ("memory share lowered 1 times after running out of memory",)
     assert made.settings(OFF).gpu_memory_utilization == pytest.approx(0.81)
     assert any("once more with a smaller share" in text for text in said)
+
+
+class Dead:
+    """A server that has no memory left."""
+
+    def is_healthy(self) -> bool:
+        return False
+
+    def diagnosis(self) -> Diagnosis:
+        return Diagnosis(cause=Cause.NO_MEMORY, evidence="CUDA out of memory", hint="less of it")
+
+
+def test_death_by_memory_under_load_lowers_the_share_of_that_arm_alone(model: Path) -> None:
+    """0.9 of 0.9 for its next start, 0.9 of that after another; plain decoding keeps its own."""
+    made, spec = backend(model), K3
+
+    shares = []
+    for _ in range(2):
+        with pytest.raises(OutOfMemory, match="died under load"):
+            made._check_alive(Dead(), spec)  # type: ignore[arg-type]
+        shares.append(made.settings(spec).gpu_memory_utilization)
+
+    assert shares == [pytest.approx(0.81), pytest.approx(0.729)]
+    assert made.settings(OFF).gpu_memory_utilization is None
 
 
 def test_open_out_of_memory_ends_after_the_retries(model: Path) -> None:

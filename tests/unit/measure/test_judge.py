@@ -202,6 +202,18 @@ def test_cautions_last_third_slower_than_the_first_is_drift():
     assert "20% slower" in caution.text
 
 
+def test_cautions_first_third_slower_than_the_last_is_drift_too():
+    """36 ms in the first third, then 30 ms: what was still warming up is named."""
+    blocks = steady()
+    for i in (0, 1):
+        blocks[i] = block([request(f"r{i}")], [turn(total_s=0.036)] * 10)
+
+    (caution,) = point_cautions(point(), blocks)
+
+    assert caution.doubt is Doubt.DRIFT
+    assert "17% faster" in caution.text
+
+
 def test_cautions_few_full_rounds_are_counted():
     """Rounds below the batch do not count as full."""
     (caution,) = point_cautions(point(batch_size=2), {0: block([request()], [turn(2)] * 5 + [turn(1)] * 90)})
