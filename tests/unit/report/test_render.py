@@ -358,6 +358,21 @@ def test_render_without_any_floor_says_so_instead_of_a_table_of_dashes(
     assert "<table" not in floor
 
 
+def test_render_says_how_drafts_are_drawn_and_numbers_stored(full_summary: RunSummary) -> None:
+    """What explains an acceptance length stands on the page with it: how drafts are sampled, the number
+    format, and the quantization of both models."""
+    assert full_summary.fingerprint is not None
+    settings = {"draft_sampling": "greedy", "target_quantization": "none", "draft_quantization": "fp8"}
+    mark = replace(full_summary.fingerprint, settings=settings)
+
+    told = Page(section_of(render_report(replace(full_summary, fingerprint=mark)), "provenance")).text
+
+    assert "draft_sampling greedy" in told
+    assert "target_quantization none" in told
+    assert "draft_quantization fp8" in told
+    assert "dtype bfloat16" in told
+
+
 def test_render_commands_can_be_copied(full_summary: RunSummary, render: Render) -> None:
     """Each command stands whole in an element that its copy button names."""
     html = render(full_summary)
