@@ -47,12 +47,13 @@ class CellWork:
 
 @dataclass(slots=True)
 class Best:
-    """The fastest candidate told so far."""
+    """The fastest candidate told so far; what is never chosen and loads that decide nothing are none."""
 
     speedup: float = 0.0
 
     def tell(self, point: Point, speedup: float, progress: SweepProgress) -> None:
-        if speedup > self.speedup:
+        is_candidate = not (point.config.is_probe or point.cell.is_open_loop)
+        if is_candidate and speedup > self.speedup:
             self.speedup = speedup
             progress.best(point.label, speedup)
 
