@@ -110,8 +110,9 @@ class _Worker:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         try:
-            self._process.stdin.write(json.dumps(question) + "\n")
-            self._process.stdin.flush()
+            with contextlib.suppress(BrokenPipeError):  # it has ended: what it said before tells more
+                self._process.stdin.write(json.dumps(question) + "\n")
+                self._process.stdin.flush()
             line = self._process.stdout.readline()
         except OSError as error:
             raise EngineFailure(f"{self._flag}: the worker has gone: {error.strerror}") from error
