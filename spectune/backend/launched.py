@@ -22,7 +22,7 @@ from spectune.backend.server import READY_TIMEOUT_S, Server, ServerCommand, free
 from spectune.backend.vllm_log import log_name
 from spectune.backend.vllm_model import check_head, model_limit, quantization_scheme
 from spectune.errors import OutOfMemory, UsageError
-from spectune.records import Launch, Method, Point, Prompt, Session, SpecConfig
+from spectune.records import NEAR_TIE, Launch, Method, Point, Prompt, Session, SpecConfig
 
 if TYPE_CHECKING:
     from spectune.engine.tokenizer import Tokenizer
@@ -179,6 +179,11 @@ class LaunchedBackend(abc.ABC):
     def _oom_notes(self, config: SpecConfig) -> tuple[str, ...]:
         count = self._num_oom.get(config, 0)
         return (f"memory share lowered {count} times after running out of memory",) if count else ()
+
+    @property
+    def _near_tie(self) -> float:
+        """Gap of two logits that rounding in the servers' number format may turn over."""
+        return NEAR_TIE.get(self._dtype, NEAR_TIE["bfloat16"])
 
     def _lowered(self, config: SpecConfig) -> float:
         """Factor on the share of memory of the next start."""

@@ -49,8 +49,6 @@ from spectune.records import (
 )
 from spectune.store.trace_file import Trace
 
-# What rounding may turn over: a few steps of the format at the size of a top logit (16 to 32).
-
 
 def _silent(text: str) -> None:
     del text

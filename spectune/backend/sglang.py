@@ -165,6 +165,7 @@ class SglangBackend(LaunchedBackend):
                 served_model=server.command.served_model,
                 kv_capacity_tokens=token_capacity(info),
                 notes=(*self._oom_notes(config), *_adaptive_notes(config), *_forced_notes(config)),
+                near_tie=self._near_tie,
             ),
             is_plain=config.is_off,
             check_alive=functools.partial(self._check_alive, server, config),

@@ -37,7 +37,6 @@ from spectune.backend.vllm_model import (
 )
 from spectune.provenance import usable_core_ids
 from spectune.records import (
-    NEAR_TIE,
     Capabilities,
     Fingerprint,
     Launch,
@@ -103,7 +102,7 @@ class VllmBackend(LaunchedBackend):
                 served_model=server.command.served_model,
                 kv_capacity_tokens=cache_tokens(log_tail(server.log)),
                 notes=self._oom_notes(config),
-                near_tie=NEAR_TIE.get(self._dtype, NEAR_TIE["bfloat16"]),
+                near_tie=self._near_tie,
             ),
             is_plain=config.is_off,
             check_alive=functools.partial(self._check_alive, server, config),

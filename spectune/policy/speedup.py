@@ -61,10 +61,11 @@ def paired_log_ratios(slow: ArmData, fast: ArmData) -> list[tuple[str, float]]:
     ]
 
 
-def paired_round_ratios(slow: ArmData, fast: ArmData) -> list[tuple[str, float]]:
-    """The same of round times alone, whatever the rounds emitted; for engines that tell their rounds."""
+def round_log_ratios(slow: ArmData, fast: ArmData) -> list[float]:
+    """log(round time of `slow` / of `fast`) of every common block, whatever the rounds emitted; for engines
+    that tell their rounds."""
     return [
-        (_prompts(slow.blocks[key]), math.log(slow_s / fast_s))
+        math.log(slow_s / fast_s)
         for key in sorted(slow.blocks.keys() & fast.blocks.keys())
         if (slow_s := _round_s(slow.blocks[key], slow.cell.batch_size)) is not None
         and (fast_s := _round_s(fast.blocks[key], fast.cell.batch_size)) is not None

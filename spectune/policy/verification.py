@@ -251,7 +251,7 @@ def with_router_advice(policy: Mapping[str, Any], found: Verification) -> Verifi
     kept = ", ".join(map(str, sizes))
     return replace(
         found,
-        advice=f"{found.advice}; or two servers, one of which cannot speculate: the gain at batch {kept} stays "
+        advice=f"{found.advice}; or two deployments, one of which cannot speculate: the gain at batch {kept} stays "
         "(spectune policy emit --engine router)",
         behind_router=sizes,
     )

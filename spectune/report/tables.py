@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from spectune.policy.comparison import ArmSummary, CellComparison, RunSummary, Spread
-from spectune.records import Interval, Status
+from spectune.records import Interval, SpecConfig, Status
 from spectune.replay.estimate import ChainEstimate, estimates_of
 from spectune.report.grid import Row, chip, numbers, share_bar, table, words
 from spectune.report.text import (
@@ -112,9 +112,7 @@ def estimate_table(cells: Sequence[CellComparison]) -> Html | None:
             group=item.cell.label,
             cells=(
                 f"{item.cell.batch_size}",
-                config_html(
-                    replace(arm.config, num_steps=told.num_tokens, num_draft_tokens=told.num_tokens + 1)
-                ),
+                config_html(chain_of(arm.config, told.num_tokens)),
                 number(told.acceptance_length, NO_LENGTH),
                 f"K={arm.config.num_steps}",
                 f"{told.num_steps:,}",
@@ -129,27 +127,24 @@ def estimate_table(cells: Sequence[CellComparison]) -> Html | None:
 
 def longest_chains(item: CellComparison) -> list[ArmSummary]:
     """The longest chain of every drafter that proposed something in the cell."""
-    longest: dict[tuple[str, str | None], ArmSummary] = {}
-    for arm in item.arms:
-        config, got = arm.config, arm.acceptance
-        if config.is_chain and got is not None and got.survival:
-            key = (config.method, config.draft_model)
-            if key not in longest or longest[key].config.num_steps < config.num_steps:
-                longest[key] = arm
+    longest: dict[SpecConfig, ArmSummary] = {}
+    for arm in sorted(item.arms, key=lambda arm: arm.config.num_steps):
+        if arm.config.is_chain and arm.acceptance is not None and arm.acceptance.survival:
+            longest[chain_of(arm.config, 1)] = arm
     return list(longest.values())
+
+
+def chain_of(config: SpecConfig, num_tokens: int) -> SpecConfig:
+    """The chain of another length by the same drafter."""
+    return replace(config, num_steps=num_tokens, num_draft_tokens=num_tokens + 1)
 
 
 def smaller_chains(arm: ArmSummary, item: CellComparison) -> list[ChainEstimate]:
     """What `arm` tells of the chains below it that did not run in the cell."""
-    ran = {
-        other.config.num_steps
-        for other in item.arms
-        if other.config.is_chain
-        and (other.config.method, other.config.draft_model) == (arm.config.method, arm.config.draft_model)
-    }
     assert arm.acceptance is not None, "the longest chain proposed something"
     told = estimates_of(arm.acceptance.survival, num_steps=arm.acceptance.num_steps)
-    return [estimate for estimate in told if estimate.num_tokens not in ran]
+    ran = {other.config for other in item.arms}
+    return [estimate for estimate in told if chain_of(arm.config, estimate.num_tokens) not in ran]
 
 
 def _shares(values: Sequence[float | None], why: str) -> Value:

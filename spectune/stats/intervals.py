@@ -52,8 +52,8 @@ def pooled_ratio_interval(
         return own
     degrees = sum(len(values) - 1 for values in known)
     squares = math.fsum((len(values) - 1) * standard_deviation(values) ** 2 for values in known)
-    told = degrees / (1 + (len(known) - 1) / 4)
-    half = t_quantile(0.5 + level / 2, told) * math.sqrt(squares / degrees / own.n)
+    effective = degrees / (1 + (len(known) - 1) / 4)
+    half = t_quantile(0.5 + level / 2, effective) * math.sqrt(squares / degrees / own.n)
     return Interval(
         value=own.value,
         low=own.value * math.exp(-half),

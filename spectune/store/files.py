@@ -32,8 +32,8 @@ def replacing(file: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def naming_errors(file: Path) -> Iterator[None]:
-    """OSError as a StoreError that names the file."""
+def naming_errors(file: Path, done: str = "written") -> Iterator[None]:
+    """OSError as a StoreError that names the file and what could not be `done` with it."""
     try:
         yield
     except OSError as error:
@@ -41,4 +41,4 @@ def naming_errors(file: Path) -> Iterator[None]:
             raise StoreError(
                 f"no space left on the disk of {file}", hint="free some space, then --resume the run"
             ) from error
-        raise StoreError(f"{file} cannot be written: {error.strerror or error}") from error
+        raise StoreError(f"{file} cannot be {done}: {error.strerror or error}") from error

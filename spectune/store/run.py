@@ -83,7 +83,7 @@ class RunStore:
         file = self.path / POINTS
         if not file.exists():
             return {}
-        with naming_errors(file):
+        with naming_errors(file, "read"):
             lines = file.read_bytes().splitlines()
         found: dict[str, PointOutcome] = {}
         for i, line in enumerate(lines, start=1):
@@ -110,7 +110,7 @@ class RunStore:
         file = self.block_file(point_id)
         if not file.exists():
             return {}
-        with naming_errors(file):
+        with naming_errors(file, "read"):
             data = file.read_bytes()
         return unpack_blocks(data, where=str(file))
 
@@ -122,7 +122,7 @@ class RunStore:
         number = 1
         while (aside := file.with_name(f"{file.name}.broken-{number}")).exists():
             number += 1
-        with naming_errors(file):
+        with naming_errors(file, "set aside"):
             file.rename(aside)
         return aside
 

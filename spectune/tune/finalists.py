@@ -1,9 +1,9 @@
 """The finalists of a cell, measured in turn with plain decoding until nobody else can be the best.
 
 Stages of interleaved blocks on ever new prompts. What a round takes is measured; what it yields is known
-from the trace of all prompts, so the acceptance of a block's few prompts adds no noise. After a stage a challenger leaves when the upper end of
-its speed over the incumbent's lies below 1 + ε, and the slower half leaves at the latest. Plain decoding
-is a challenger like the others and is measured to the end.
+from the trace of all prompts, so the acceptance of a block's few prompts adds no noise. After a stage a
+challenger leaves when the upper end of its speed over the incumbent's lies below 1 + ε, and the slower
+half leaves at the latest. Plain decoding is a challenger like the others and is measured to the end.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from spectune.measure.progress import SweepProgress
 from spectune.measure.requests import RequestBuilder
 from spectune.policy.arms import ArmData, pool_rounds
 from spectune.policy.decide import corrected_level
-from spectune.policy.speedup import paired_log_ratios, paired_round_ratios
+from spectune.policy.speedup import paired_log_ratios, round_log_ratios
 from spectune.records import Cell, Clock, Interval, Point, SpecConfig, Status
 from spectune.store import RunStore
 from spectune.tune.plan import SweepPlan
@@ -163,7 +163,7 @@ class Race:
         if config.is_off:
             return 1.0
         guess = self.guesses.get(config)
-        pairs = [] if off is None else [ratio for _, ratio in self._pairs(OFF, config)]
+        pairs = [] if off is None else self._log_ratios(OFF, config)
         if not pairs:
             return 0.0 if guess is None else guess.speedup
         mean = math.fsum(pairs) / len(pairs)
@@ -173,14 +173,13 @@ class Race:
         weights = (1 / variance, 1 / max(guess.error, 1e-3) ** 2)
         return math.exp((weights[0] * mean + weights[1] * math.log(guess.speedup)) / sum(weights))
 
-    def _pairs(self, slow: SpecConfig, fast: SpecConfig) -> list[tuple[str, float]]:
-        """(prompts, log(time per token of `slow` / of `fast`)) of each block that both decoded."""
-        gains = [self._gain(config) for config in (slow, fast)]
+    def _log_ratios(self, slow: SpecConfig, fast: SpecConfig) -> list[float]:
+        """log(time per token of `slow` / of `fast`) of each block that both decoded."""
         arms = self._arms[slow], self._arms[fast]
-        if gains[0] is None or gains[1] is None:
-            return paired_log_ratios(*arms)
-        more = math.log(gains[1] / gains[0])
-        return [(prompts, ratio + more) for prompts, ratio in paired_round_ratios(*arms)]
+        slow_gain, fast_gain = self._gain(slow), self._gain(fast)
+        if slow_gain is None or fast_gain is None:
+            return [ratio for _, ratio in paired_log_ratios(*arms)]
+        return [ratio + math.log(fast_gain / slow_gain) for ratio in round_log_ratios(*arms)]
 
     def _gain(self, config: SpecConfig) -> float | None:
         guess = self.guesses.get(config)
@@ -188,12 +187,8 @@ class Race:
 
     def _ratio(self, slow: SpecConfig, fast: SpecConfig, level: float) -> Interval | None:
         """How much faster `fast` is, on the prompts of the trace."""
-        ratios = [ratio for _, ratio in self._pairs(slow, fast)]
-        others = [
-            [ratio for _, ratio in self._pairs(slow, config)]
-            for config in self._arms
-            if config not in (slow, fast)
-        ]
+        ratios = self._log_ratios(slow, fast)
+        others = [self._log_ratios(slow, config) for config in self._arms if config not in (slow, fast)]
         return stats.pooled_ratio_interval(ratios, others, level=level) if ratios else None
 
     def _speedup(self, config: SpecConfig, *, level: float = 0.95) -> Interval | None:
