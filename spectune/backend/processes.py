@@ -6,7 +6,9 @@ processes of a session that was started here are ever signalled.
 
 from __future__ import annotations
 
+import ctypes
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -14,7 +16,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, NoReturn
 
 PROC = Path("/proc")
 _NOT_INHERITED = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
@@ -24,15 +26,8 @@ TERM_S = 15.0
 KILL_S = 10.0
 """Time to disappear after SIGKILL."""
 
-# Executed in the child before the command: the kernel ends it when its parent dies, however that dies.
-_TIE_TO_PARENT = """
-import ctypes, os, signal, sys
-parent = int(sys.argv[1])
-ctypes.CDLL(None, use_errno=True).prctl(1, signal.SIGTERM)
-if os.getppid() != parent:
-    sys.exit(1)
-os.execvpe(sys.argv[2], sys.argv[2:], os.environ)
-"""
+ORPHAN_S = 10.0
+"""Time that a session has to end by itself after we died; the kernel has sent its leader SIGTERM."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,12 +40,16 @@ class Member:
 
 
 def start_group(
-    argv: Sequence[str], *, environment: Mapping[str, str], output: IO[bytes]
+    argv: Sequence[str], *, environment: Mapping[str, str], output: IO[bytes], orphan_s: float = ORPHAN_S
 ) -> subprocess.Popen[bytes]:
-    """Start a command as the leader of a session of its own; on Linux it ends when we do."""
+    """Start a command as the leader of a session of its own.
+
+    On Linux the whole session ends when we die, however we die: its leader gets SIGTERM from the kernel,
+    and what still lives `orphan_s` later is killed by a guard.
+    """
     command = list(argv)
-    if sys.platform == "linux":
-        command = [sys.executable, "-I", "-c", _TIE_TO_PARENT, str(os.getpid()), *command]
+    if sys.platform == "linux":  # this file as a script: see run_tied
+        command = [sys.executable, "-I", __file__, str(os.getpid()), str(orphan_s), *command]
     return subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,
@@ -153,3 +152,59 @@ def _stat(folder: Path) -> dict[str, str] | None:
         "session": fields[3],
         "started": fields[19],
     }
+
+
+def run_tied(parent: int, orphan_s: float, command: Sequence[str]) -> NoReturn:
+    """Become `command`, after a guard is told to end our session when `parent` dies.
+
+    SIGTERM alone is not enough: a server that is still starting may wait for a worker that waits for it.
+    """
+    ctypes.CDLL(None, use_errno=True).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
+    leader = os.getpid()
+    try:
+        watched = os.pidfd_open(parent)
+    except OSError:
+        watched = None  # a kernel before 5.3: no guard
+    if os.getppid() != parent:
+        sys.exit(1)
+    if watched is not None:
+        child = os.fork()
+        if child == 0:
+            os.setsid()
+            if os.fork() == 0:  # re-parented, so that the command has no child that it does not know
+                _guard(watched, leader, orphan_s)
+            os._exit(0)
+        os.waitpid(child, 0)
+        os.close(watched)
+    os.execvpe(command[0], list(command), os.environ)
+
+
+def _guard(parent: int, leader: int, orphan_s: float) -> None:
+    """Wait until the session of `leader` is empty, or until `parent` (a pidfd) dies and has been given its time.
+
+    Whatever is left of the session then is killed.
+    """
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for descriptor in (0, 1, 2):
+        os.dup2(nothing, descriptor)
+    waiting = select.poll()
+    waiting.register(parent, select.POLLIN)
+    first = os.pidfd_open(leader)
+    waiting.register(first, select.POLLIN)
+    timeout: int | None = None  # asleep while both live: a look around would cost what is measured beside us
+    while parent not in (ended := [descriptor for descriptor, _ in waiting.poll(timeout)]):
+        if first in ended:
+            waiting.unregister(first)
+            timeout = 1000  # ms
+        if not session_members(leader):
+            return
+    end = time.monotonic() + orphan_s
+    while members := session_members(leader):
+        if time.monotonic() >= end:
+            for member in members:
+                _signal_member(member)
+        time.sleep(0.1)
+
+
+if __name__ == "__main__":
+    run_tied(int(sys.argv[1]), float(sys.argv[2]), sys.argv[3:])
