@@ -36,6 +36,29 @@ def eagle3(
         int,
         typer.Option("--num-tokens-target", min=1, help="Tokens of the target's own answers to learn from."),
     ] = 200_000,
+    prompts: Annotated[
+        str | None,
+        typer.Option(
+            "--prompts", help="Your own prompts (file, folder or built-in set), asked first, each once."
+        ),
+    ] = None,
+    greedy_share: Annotated[
+        float, typer.Option("--greedy-share", help="Share of the answers that are greedy (0..1).")
+    ] = 0.65,
+    temperature: Annotated[
+        float, typer.Option("--temperature", help="Temperature of the answers that are not greedy.")
+    ] = 0.8,
+    self_share: Annotated[
+        float,
+        typer.Option("--self-share", help="Share of the other prompts that the target writes itself (0..1)."),
+    ] = 0.5,
+    max_answer_tokens: Annotated[
+        int, typer.Option("--max-answer-tokens", min=2, help="Longest answer of the corpus.")
+    ] = 256,
+    max_prompt_tokens: Annotated[
+        int,
+        typer.Option("--max-prompt-tokens", min=16, help="Longer prompts lose their middle."),
+    ] = 448,
     ttt_steps: Annotated[
         int, typer.Option("--ttt-steps", min=1, help="Draft steps unrolled in training.")
     ] = 4,
@@ -77,6 +100,12 @@ def eagle3(
         target=resolve_model(model, progress=say),
         output_dir=output_dir,
         num_tokens=num_tokens_target,
+        prompts=prompts,
+        greedy_share=greedy_share,
+        temperature=temperature,
+        self_share=self_share,
+        max_answer_tokens=max_answer_tokens,
+        max_prompt_tokens=max_prompt_tokens,
         ttt_steps=ttt_steps,
         draft_vocab_size=draft_vocab_size,
         epochs=epochs,

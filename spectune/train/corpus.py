@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from spectune.errors import CheckpointError, StoreError
 from spectune.train.generate import Answer, ChatFrame, Job
 from spectune.train.plan import Progress, TrainEvent, TrainPlan
-from spectune.train.prompts import overlapping, template_prompt
+from spectune.train.prompts import TrainingPrompt, overlapping, template_prompt
 
 if TYPE_CHECKING:
     from spectune.engine.tokenizer import Tokenizer
@@ -31,7 +31,8 @@ USER_TEMPERATURES = (0.7, 0.85, 1.0)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CorpusRow:
-    """One question and answer. `source` is "template" or "self"; a loop in the answer was cut."""
+    """One question and answer. `source` is "user" (--prompts), "template" or "self" (the target's); a loop
+    in the answer was cut."""
 
     index: int
     category: str
@@ -57,12 +58,14 @@ class CorpusSummary:
     loop_share: float
     greedy_share: float
     self_share: float
+    user_share: float = 0.0
 
     @property
     def text(self) -> str:
+        own = f"{self.user_share:.0%} to your prompts, " if self.user_share else ""
         return (
             f"{self.num_rows} answers, {self.num_answer_tokens} answer tokens, "
-            f"{self.num_prompt_tokens} prompt tokens; {self.greedy_share:.0%} greedy, "
+            f"{self.num_prompt_tokens} prompt tokens; {self.greedy_share:.0%} greedy, {own}"
             f"{self.self_share:.0%} self-instructed, {self.loop_share:.1%} cut at a loop"
         )
 
@@ -76,6 +79,7 @@ def summarize_corpus(rows: Sequence[CorpusRow]) -> CorpusSummary:
         loop_share=sum(row.had_loop for row in rows) / count,
         greedy_share=sum(row.is_greedy for row in rows) / count,
         self_share=sum(row.source == "self" for row in rows) / count,
+        user_share=sum(row.source == "user" for row in rows) / count,
     )
 
 
@@ -130,20 +134,26 @@ def chunk_size(plan: TrainPlan) -> int:
     return WAVES_PER_CHUNK * plan.generate_batch_size
 
 
-def chunk_jobs(plan: TrainPlan, chunk: int, tokenizer: Tokenizer) -> list[Job]:
+def prompt_at(plan: TrainPlan, index: int, own: Sequence[TrainingPrompt]) -> TrainingPrompt:
+    """What row `index` asks: the user's own prompts first, each once, then generated ones."""
+    return own[index] if index < len(own) else template_prompt(plan.seed, index)
+
+
+def chunk_jobs(
+    plan: TrainPlan, chunk: int, tokenizer: Tokenizer, own: Sequence[TrainingPrompt] = ()
+) -> list[Job]:
     """The jobs of one chunk; whether a row is greedy or writes its own prompt is drawn by its index."""
     jobs = []
     for index in range(chunk * chunk_size(plan), (chunk + 1) * chunk_size(plan)):
         rng = random.Random(f"{plan.seed}:job:{index}")
-        prompt = template_prompt(plan.seed, index)
-        ids = tokenizer.encode_chat([{"role": "user", "content": prompt.text}])
+        ids = tokenizer.encode_chat(prompt_at(plan, index, own).chat)
         if len(ids) > plan.max_prompt_tokens:
             ids = ids[: plan.max_prompt_tokens // 2] + ids[-plan.max_prompt_tokens // 2 :]
         jobs.append(
             Job(
                 index=index,
                 prompt_ids=tuple(ids),
-                writes_prompt=rng.random() < plan.self_share,
+                writes_prompt=rng.random() < plan.self_share and index >= len(own),
                 temperature=0.0 if rng.random() < plan.greedy_share else plan.temperature,
                 user_temperature=rng.choice(USER_TEMPERATURES),
             )
@@ -158,10 +168,11 @@ def build_corpus(
     generate: Generate,
     progress: Progress,
     save: Save | None = None,
+    own: Sequence[TrainingPrompt] = (),
 ) -> list[CorpusRow]:
     """Generate until the corpus holds plan.num_tokens answer tokens; a chunk is appended when done.
 
-    `save` gets each chunk's number, rows and answers before its rows are written.
+    `save` gets each chunk's number, rows and answers before its rows are written; `own` is asked first.
     """
     frame = chat_frame(tokenizer)
     rows = read_corpus(path)
@@ -181,12 +192,13 @@ def build_corpus(
 
     while done < plan.num_tokens:
         chunk = (rows[-1].index + 1) // chunk_size(plan) if rows else 0
-        jobs = chunk_jobs(plan, chunk, tokenizer)
+        jobs = chunk_jobs(plan, chunk, tokenizer, own)
 
         rate = fresh / (time.monotonic() - started)
         answers = generate(jobs, partial(_live, tell, done, rate, f"part {chunk}", len(jobs)))
         made = [
-            _row(job, answer, tokenizer, frame, plan.seed) for job, answer in zip(jobs, answers, strict=True)
+            _row(job, answer, tokenizer, frame, prompt_at(plan, job.index, own))
+            for job, answer in zip(jobs, answers, strict=True)
         ]
         if save is not None:
             save(chunk, made, answers)
@@ -232,16 +244,17 @@ def _whole_chunks(rows: list[CorpusRow], path: Path, size: int) -> list[CorpusRo
     return kept
 
 
-def _row(job: Job, answer: Answer, tokenizer: Tokenizer, frame: ChatFrame, seed: int) -> CorpusRow:
-    prompt = template_prompt(seed, job.index)
-    text, category = prompt.text, prompt.category
+def _row(
+    job: Job, answer: Answer, tokenizer: Tokenizer, frame: ChatFrame, prompt: TrainingPrompt
+) -> CorpusRow:
+    text, category, source = prompt.text, prompt.category, "user" if prompt.messages else "template"
     if answer.wrote_prompt:
         words = answer.prompt_ids[len(frame.opening) : len(answer.prompt_ids) - len(frame.closing)]
-        text, category = tokenizer.decode(words).strip(), "own"
+        text, category, source = tokenizer.decode(words).strip(), "own", "self"
     return CorpusRow(
         index=job.index,
         category=category,
-        source="self" if answer.wrote_prompt else "template",
+        source=source,
         temperature=job.temperature,
         prompt=text,
         prompt_ids=answer.prompt_ids,

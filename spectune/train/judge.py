@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from spectune.backend.prompts import chat_messages
 from spectune.errors import UsageError
 from spectune.records import Prompt
 from spectune.train.compare import (
@@ -139,7 +140,7 @@ def answers_of(
     asked: list[tuple[Prompt, float]] = []
     for temperature in plan.temperatures:
         for prompt in plan.prompts:
-            ids = tokenizer.encode_chat([{"role": "user", "content": prompt.turns[0]}])
+            ids = tokenizer.encode_chat(chat_messages(prompt))
             jobs.append(Job(index=len(jobs), prompt_ids=tuple(ids), temperature=temperature))
             asked.append((prompt, temperature))
     generator = Generator(

@@ -17,16 +17,17 @@ from spectune.train.corpus import (
     build_corpus,
     chat_frame,
     chunk_size,
+    read_corpus,
     summarize_corpus,
     training_rows,
 )
 from spectune.train.evaluate import HeldOut
 from spectune.train.export import directory_digest, export_head
-from spectune.train.features import FeatureStore, build_features, record_shard
+from spectune.train.features import FeatureStore, announce_size, build_features, record_shard
 from spectune.train.generate import Answer, Generator, Job
 from spectune.train.head import Eagle3Head, head_config, init_from_head, init_from_target
 from spectune.train.plan import Progress, TrainEvent, TrainPlan, silent
-from spectune.train.prompts import ngram_overlap
+from spectune.train.prompts import TrainingPrompt, ngram_overlap, own_prompts
 from spectune.train.trainer import Trainer
 from spectune.train.vocab import DraftVocab, build_vocab, count_tokens
 
@@ -58,10 +59,11 @@ def run(plan: TrainPlan, progress: Progress = silent) -> TrainResult:
     target = Target.load(plan.target, device=plan.device, dtype=plan.dtype, kernels="plain")
     tokenizer = Tokenizer.from_dir(plan.target)
     target_digest = directory_digest(plan.target)
-    _check_same_run(plan, target_digest)
+    own, own_digest = users_prompts(plan)
+    _check_same_run(plan, target_digest, own_digest)
 
     digest = f"{target_digest}:{list(target.aux_layer_ids)}:{target.dtype}"
-    rows = corpus_stage(plan, target, tokenizer, digest, progress)
+    rows = corpus_stage(plan, target, tokenizer, digest, progress, own)
     check_vocabulary(rows, target.config.vocab_size, plan.output_dir)
     kept = training_rows(rows, reference_turns(plan), overlap=OVERLAP_N)
     features = plan.output_dir / "features"
@@ -87,14 +89,26 @@ def run(plan: TrainPlan, progress: Progress = silent) -> TrainResult:
     return TrainResult(head_dir=head_dir, held_out=held_out)
 
 
-def _check_same_run(plan: TrainPlan, target_digest: str) -> None:
+def users_prompts(plan: TrainPlan) -> tuple[tuple[TrainingPrompt, ...], str | None]:
+    """The prompts of plan.prompts in the order in which they are asked, and the digest of the file's."""
+    from spectune.workload.read import load_workload
+
+    if plan.prompts is None:
+        return (), None
+    workload = load_workload(plan.prompts)
+    return own_prompts(workload.prompts, plan.seed), workload.digest
+
+
+def _check_same_run(plan: TrainPlan, target_digest: str, prompts_digest: str | None) -> None:
     """Refuse to mix two corpora or targets in one output directory."""
     path = plan.output_dir / "run.json"
     identity = {"corpus": plan.digest(*CORPUS_SETTINGS), "target": target_digest}
+    if prompts_digest is not None:
+        identity["prompts"] = prompts_digest
     if path.exists():
         if json.loads(path.read_text(encoding="utf-8")) != identity:
             raise StoreError(
-                f"{plan.output_dir} holds a corpus of another target or other corpus settings",
+                f"{plan.output_dir} holds a corpus of another target, other prompts or other corpus settings",
                 hint="use another --output-dir",
             )
         return
@@ -102,7 +116,12 @@ def _check_same_run(plan: TrainPlan, target_digest: str) -> None:
 
 
 def corpus_stage(
-    plan: TrainPlan, target: Target, tokenizer: Tokenizer, digest: str, progress: Progress
+    plan: TrainPlan,
+    target: Target,
+    tokenizer: Tokenizer,
+    digest: str,
+    progress: Progress,
+    own: Sequence[TrainingPrompt] = (),
 ) -> list[CorpusRow]:
     """The self-distilled corpus, its features, and how far it is from the prompts that measure."""
     path, features = plan.output_dir / "corpus.jsonl", plan.output_dir / "features"
@@ -125,7 +144,12 @@ def corpus_stage(
     def save(chunk: int, made: Sequence[CorpusRow], answers: Sequence[Answer]) -> None:
         record_shard(features, chunk, made, answers, digest)
 
-    rows = build_corpus(plan, path, tokenizer, generate, progress, save)
+    if own:
+        message = f"{len(own)} prompts of {plan.prompts} are asked first, each once"
+        progress(TrainEvent(stage="corpus", message=message))
+    missing = plan.num_tokens - summarize_corpus(read_corpus(path)).num_answer_tokens
+    announce_size(missing, target.config.hidden_size, features, progress)
+    rows = build_corpus(plan, path, tokenizer, generate, progress, save, own)
     progress(TrainEvent(stage="corpus", message=summarize_corpus(rows).text))
     progress(TrainEvent(stage="corpus", message=overlap_text(rows, reference_turns(plan))))
     return rows

@@ -14,6 +14,11 @@ from spectune.errors import UsageError
 STAGES = ("corpus", "features", "train", "export", "eval")
 
 
+def flag(setting: str) -> str:
+    """The command line's name of a setting."""
+    return "--num-tokens-target" if setting == "num_tokens" else f"--{setting.replace('_', '-')}"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainPlan:
     """Settings of `spectune train eagle3`; the defaults suit a 135M target on two CPU cores.
@@ -21,6 +26,7 @@ class TrainPlan:
     num_tokens counts answer tokens of the corpus; greedy_share of the answers are greedy, the rest
     sampled at `temperature`; self_share of the prompts are written by the target itself.
     batch_tokens counts padded answer positions per optimiser step; init_from is a head to go on from.
+    prompts is a workload of the user's own, each prompt asked once before generated ones are.
     apart_from are workloads (beside the built-in one) whose prompts must not be learnt.
     corpus_share of the rows are trained on, the first ones; what is held out and the draft vocabulary
     stay those of the whole corpus, so that sizes can be compared.
@@ -54,24 +60,30 @@ class TrainPlan:
     dtype: str = "auto"
     optimizer: str = "adamw"
     init_from: Path | None = None
+    prompts: str | None = None
     apart_from: tuple[str, ...] = ()
     corpus_share: float = 1.0
 
     def __post_init__(self) -> None:
         for name in ("num_tokens", "max_answer_tokens", "ttt_steps", "epochs", "batch_tokens", "eval_depth"):
             if getattr(self, name) < 1:
-                raise UsageError(f"{name.replace('_', '-')} {getattr(self, name)} is below 1")
+                raise UsageError(f"{flag(name)} {getattr(self, name)} is below 1")
         for name in ("greedy_share", "self_share", "warmup", "min_lr_ratio"):
             if not 0.0 <= getattr(self, name) <= 1.0:
-                raise UsageError(f"{name.replace('_', '-')} {getattr(self, name)} is not within 0..1")
+                raise UsageError(f"{flag(name)} {getattr(self, name)} is not within 0..1")
         if not 0.0 < self.corpus_share <= 1.0:
             raise UsageError(f"--corpus-share {self.corpus_share} is not within 0..1")
         if self.holdout_every < 2:
-            raise UsageError(f"holdout-every {self.holdout_every} leaves nothing to train on")
+            raise UsageError(f"--holdout-every {self.holdout_every} leaves nothing to train on")
         if self.optimizer not in ("adamw", "muon"):
             raise UsageError(f"--optimizer {self.optimizer} is unknown", hint="use adamw or muon")
         if self.lr <= 0:
-            raise UsageError(f"lr {self.lr} is not positive")
+            raise UsageError(f"--lr {self.lr} is not positive")
+        if self.temperature <= 0:
+            raise UsageError(
+                f"--temperature {self.temperature} is that of the sampled answers, above 0",
+                hint="--greedy-share 1 makes all answers greedy",
+            )
 
     def to_dict(self) -> dict[str, Any]:
         return {key: str(value) if isinstance(value, Path) else value for key, value in asdict(self).items()}

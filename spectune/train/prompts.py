@@ -13,9 +13,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
+from typing import TYPE_CHECKING
 
+from spectune.backend.prompts import chat_messages
 from spectune.train.forms import CLOSERS, FORMS, OPENERS
 from spectune.train.passages import MANUAL, MEETING, PASSAGES, SNIPPETS
+
+if TYPE_CHECKING:
+    from spectune.records import Prompt
 
 _NUMBERS = {
     "n": (2, 12), "m": (3, 9), "a": (12, 95), "b": (10, 80), "c": (2, 11), "p": (15, 90), "q": (120, 900),
@@ -28,8 +33,29 @@ _SLOT = re.compile(r"\{(\w+)(?::(\w))?\}")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingPrompt:
+    """What is asked: `text` is all that the user says, `messages` the chat where it is more than that."""
+
     category: str
     text: str
+    messages: tuple[dict[str, str], ...] = ()
+
+    @property
+    def chat(self) -> list[dict[str, str]]:
+        return list(self.messages) or [{"role": "user", "content": self.text}]
+
+
+def own_prompts(prompts: Iterable[Prompt], seed: int) -> tuple[TrainingPrompt, ...]:
+    """The user's prompts in shuffled order, so that a part of them is like the whole."""
+    asked = [
+        TrainingPrompt(
+            category=prompt.category,
+            text="\n".join(prompt.turns[: len(prompt.answers) + 1]),
+            messages=tuple(chat_messages(prompt)),
+        )
+        for prompt in prompts
+    ]
+    random.Random(f"{seed}:own").shuffle(asked)
+    return tuple(asked)
 
 
 @cache

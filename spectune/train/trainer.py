@@ -103,7 +103,7 @@ class Trainer:
     def run(self, *, until: int | None = None) -> HeldOut | None:
         """Train to the end (or to step `until`); an interrupt saves the state and is passed on."""
         if not self.train_ids:
-            raise RunError("the corpus has no answer to train on", hint="raise num-tokens")
+            raise RunError("the corpus has no answer to train on", hint="raise --num-tokens-target")
         last = self.total_steps if until is None else min(until, self.total_steps)
         started, tokens_at_start = time.monotonic(), self.num_tokens
         schedule = self._schedule()

@@ -116,3 +116,14 @@ def test_judge_without_prompts_or_heads_is_refused(target_dir: Path, tmp_path: P
         plan_for(target_dir, {"h": path}, prompts=())
     with pytest.raises(UsageError, match="no head"):
         plan_for(target_dir, {})
+
+
+def test_judge_asks_the_whole_conversation(target_dir: Path, tmp_path: Path) -> None:
+    """A prompt with a system message and an answered turn is asked with both, as a sweep asks it."""
+    head = save_random_head(tmp_path / "head", target_dir, seed=1)
+    prompt = Prompt(prompt_id="p", category="a", system="be brief", turns=("hi", "why"), answers=("hello",))
+
+    (asked,) = judge(plan_for(target_dir, {"h": head}, prompts=(prompt,))).texts
+
+    # one token a character: <be brief><hi><hello><why>
+    assert asked.num_prompt_tokens == len("<be brief><hi><hello><why>")

@@ -14,22 +14,31 @@ from torch import Tensor
 from spectune.draft.checkpoint import load_head
 from spectune.engine.target import Target
 from spectune.errors import CheckpointError, RunError, StoreError, UsageError
+from spectune.records import Prompt
 from spectune.train import features
 from spectune.train.corpus import (
     CorpusRow,
     build_corpus,
     chat_frame,
+    chunk_jobs,
     chunk_size,
     read_corpus,
     training_rows,
 )
 from spectune.train.export import export_head
-from spectune.train.features import FeatureStore, build_features, record_shard, shard_path
+from spectune.train.features import (
+    FeatureStore,
+    announce_size,
+    build_features,
+    record_shard,
+    shard_path,
+)
 from spectune.train.generate import Answer, ChatFrame, Job
 from spectune.train.head import Eagle3Head, head_config, init_from_head, init_from_target
 from spectune.train.optimizer import learning_rate
 from spectune.train.pipeline import check_vocabulary, draft_vocab
 from spectune.train.plan import TrainEvent, TrainPlan, silent
+from spectune.train.prompts import own_prompts
 from spectune.train.trainer import Trainer, batches, split
 from spectune.train.ttt import collate, ttt_loss
 from tests.unit.train.toys import DRAFT, HIDDEN, VOCAB, target_config, target_weights
@@ -163,6 +172,68 @@ def test_build_corpus_mixes_sources_and_temperatures(tmp_path: Path) -> None:
     assert {row.source for row in rows} == {"template", "self"}
     assert {row.temperature for row in rows} == {0.0, 0.8}
     assert len({row.category for row in rows if row.source == "template"}) > 8
+
+
+def test_corpus_asks_the_users_prompts_first_and_each_once(tmp_path: Path) -> None:
+    """Of 20 prompts every one is asked in the first 20 rows, none is replaced by one the target writes."""
+    asked = [Prompt(prompt_id=f"p{i}", category="mine", turns=(f"my question {i}",)) for i in range(20)]
+    plan = plan_for(tmp_path, self_share=1.0)
+    path = tmp_path / "corpus.jsonl"
+
+    rows = build_corpus(
+        plan,
+        path,
+        ToyTokenizer(),
+        answer,
+        silent,
+        own=own_prompts(asked, seed=0),  # type: ignore[arg-type]
+    )
+
+    assert sorted(row.prompt for row in rows[:20]) == sorted(prompt.turns[0] for prompt in asked)
+    assert {row.source for row in rows[:20]} == {"user"}
+    assert {row.category for row in rows[:20]} == {"mine"}
+    assert {row.source for row in rows[20:]} == {"self"}
+    assert [row.prompt for row in rows[:20]] != [prompt.turns[0] for prompt in asked]  # shuffled
+
+
+def test_corpus_asks_the_whole_conversation_of_a_users_prompt(tmp_path: Path) -> None:
+    """System message, turns and answers so far reach the target; overlap is judged on what the user said."""
+    prompt = Prompt(
+        prompt_id="p", category="mine", system="be brief", turns=("first", "second", "third"), answers=("ok",)
+    )
+    said: list[Sequence[dict[str, str]]] = []
+
+    class Listening(ToyTokenizer):
+        def encode_chat(self, messages: Sequence[dict[str, str]]) -> list[int]:
+            said.append(messages)
+            return super().encode_chat(messages)
+
+    own = own_prompts([prompt], seed=0)
+    chunk_jobs(plan_for(tmp_path), 0, Listening(), own)  # type: ignore[arg-type]
+
+    assert [(m["role"], m["content"]) for m in said[0]] == [
+        ("system", "be brief"), ("user", "first"), ("assistant", "ok"), ("user", "second"),
+    ]  # fmt: skip
+    assert own[0].text == "first\nsecond"
+
+
+def test_corpus_says_what_it_will_take_on_disk_before_it_decodes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A million answer tokens and their prompts at H = 576 take 6.55 GB; with 1 MB free they are refused."""
+    events: list[TrainEvent] = []
+
+    announce_size(1_000_000, 576, tmp_path, events.append)
+    announce_size(0, 576, tmp_path, events.append)
+
+    # 2 bytes · 4 · 576 and two int32 a token: 4,616 bytes · 1.42 million = 6.55 GB
+    assert [event.message for event in events] == [
+        f"1000000 answer tokens to come, about 6.55 GB in {tmp_path}"
+    ]
+    usage = type("Usage", (), {"free": 1_000_000})
+    monkeypatch.setattr(features.shutil, "disk_usage", lambda path: usage)
+    with pytest.raises(StoreError, match=r"take about 6\.6 GB .* where 0\.0 GB are free"):
+        announce_size(1_000_000, 576, tmp_path, events.append)
 
 
 def test_features_shard_equals_a_direct_pass_of_the_target(
