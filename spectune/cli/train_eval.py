@@ -13,9 +13,7 @@ from spectune.cli.outputs import write_text
 from spectune.errors import UsageError
 
 if TYPE_CHECKING:
-    from spectune.records import Interval
-    from spectune.train.compare import Acceptance, HeadReport, Pair
-    from spectune.train.judge import Judgement
+    from spectune.records import Acceptance, HeadReport, Interval, Judgement, Pair
 
 
 def evaluate(
@@ -46,7 +44,8 @@ def evaluate(
     ] = 0,
     device: Annotated[str, typer.Option("--device", help="cpu or cuda.")] = "cpu",
     output_dir: Annotated[
-        Path | None, typer.Option("--output-dir", "-o", help="Where eval.json goes (default: nowhere).")
+        Path | None,
+        typer.Option("--output-dir", "-o", help="Where eval.json and eval.html go (default: nowhere)."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON on stdout.")] = False,
 ) -> None:
@@ -64,10 +63,12 @@ def evaluate(
     names = heads or [DEFAULT_HEAD]
     if missing := [name for name in names if not head_folder(name).is_dir()]:
         raise UsageError(f"{missing[0]} is no folder of a draft head and no shipped head")
+    asked = load_workload(workload, num_prompts=num_prompts, seed=seed)
     plan = JudgePlan(
         target=resolve_model(model, progress=say),
         heads=tuple((name.rstrip("/"), head_folder(name)) for name in names),
-        prompts=load_workload(workload, num_prompts=num_prompts, seed=seed).prompts,
+        prompts=asked.prompts,
+        workload=(asked.name, asked.digest),
         temperatures=tuple(dict.fromkeys(temperature or [0.0])),
         max_tokens=max_tokens,
         num_tokens=num_tokens,
@@ -77,8 +78,12 @@ def evaluate(
     judgement = judge(plan, say_event)
     result = judgement.to_dict()
     if output_dir is not None:
+        from spectune.report.head_page import render_heads
+
         text = json.dumps(result, indent=1, ensure_ascii=False) + "\n"
         write_text(output_dir / "eval.json", text, "--output-dir")
+        write_text(output_dir / "eval.html", render_heads(judgement), "--output-dir")
+        say(f"page: {output_dir / 'eval.html'}")
     if as_json:
         print_json(result)
     else:

@@ -39,6 +39,14 @@ from spectune.records.engine import (
     SideArm,
 )
 from spectune.records.interval import Interval
+from spectune.records.judgement import (
+    Acceptance,
+    AskedText,
+    ConfidenceBin,
+    HeadReport,
+    Judgement,
+    Pair,
+)
 from spectune.records.point import BlockResult, Cell, LoadRecord, Point, PointOutcome, RoundTimes, Status
 from spectune.records.request import Cut, Prompt, Request, RequestRecord, RoundRecord, Sampling, StepRecord
 from spectune.records.served import FailureKind, ServedRequest, SpecCounts, TokenSource
@@ -47,6 +55,12 @@ from spectune.records.served_point import Durations, ImportedPoint, ServedMeasur
 SCHEMA_VERSION = 1
 
 __all__ = [
+    "Pair",
+    "Judgement",
+    "HeadReport",
+    "ConfidenceBin",
+    "AskedText",
+    "Acceptance",
     "SCHEMA_VERSION",
     "Backend",
     "BlockResult",

@@ -9,25 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from spectune.records import Interval
+from spectune.records import Acceptance, AskedText, ConfidenceBin, HeadReport, Interval, Pair
 from spectune.stats import hierarchical_ratio_interval
 from spectune.train.evaluate import Round, TextMatches, rounds_by_hops
 
 CONTEXT_EDGES = (128, 256, 512)
 POSITION_EDGES = (32, 64, 128)
 NUM_BINS = 10
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AskedText:
-    """One answer of the target: what was asked, how, and whether the answer ran into a loop."""
-
-    prompt_id: str
-    category: str
-    temperature: float
-    num_prompt_tokens: int
-    num_output_tokens: int
-    had_loop: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,51 +29,6 @@ class HeadText:
     bins: tuple[tuple[int, float, int], ...]
     num_covered: int
     num_tokens: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Acceptance:
-    """Pooled over `num_rounds`: acceptance_length with an interval over texts, conditional by draft."""
-
-    acceptance_length: Interval | None
-    conditional: tuple[float | None, ...]
-    num_rounds: int
-    num_texts: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Bin:
-    """Drafts whose probability lay in one tenth: how sure the head was, and how often it was right."""
-
-    confidence: float
-    accepted: float
-    num_drafts: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HeadReport:
-    """Everything that is said of one head. Cuts map a label to its acceptance."""
-
-    name: str
-    overall: Acceptance
-    with_loops: Acceptance
-    by_category: dict[str, Acceptance]
-    by_temperature: dict[str, Acceptance]
-    by_context: dict[str, Acceptance]
-    by_position: dict[str, Acceptance]
-    calibration: tuple[Bin, ...]
-    calibration_error: float | None
-    coverage: float | None
-    by_draft_vocab: dict[str, Acceptance]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pair:
-    """`ratio` = acceptance length of `head` over that of `base` on the same texts, with an interval."""
-
-    head: str
-    base: str
-    ratio: Interval
 
 
 def head_text(text: AskedText, found: TextMatches) -> HeadText:
@@ -141,7 +84,7 @@ def report_of(name: str, texts: Sequence[HeadText], slices: Sequence[int] = ()) 
         ),
         by_position=by_place(clean, POSITION_EDGES, lambda one, root: root.position),
         calibration=tuple(
-            Bin(confidence=sure / count, accepted=right / count, num_drafts=count)
+            ConfidenceBin(confidence=sure / count, accepted=right / count, num_drafts=count)
             for count, sure, right in cells
             if count
         ),

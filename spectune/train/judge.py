@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,19 +11,11 @@ import torch
 
 from spectune.backend.prompts import chat_messages
 from spectune.errors import UsageError
-from spectune.records import Prompt
-from spectune.train.compare import (
-    AskedText,
-    HeadReport,
-    HeadText,
-    Pair,
-    head_text,
-    paired,
-    report_of,
-    verdict,
-)
+from spectune.records import AskedText, Judgement, Prompt
+from spectune.train.compare import HeadText, head_text, paired, report_of, verdict
 from spectune.train.corpus import chat_frame
 from spectune.train.evaluate import text_matches
+from spectune.train.export import directory_digest
 from spectune.train.generate import Answer, Generator, Job
 from spectune.train.head import Eagle3Head, head_from_checkpoint
 from spectune.train.plan import Progress, TrainEvent, silent
@@ -39,11 +31,15 @@ SLICES = (1024, 2048, 4096, 8192, 16384)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JudgePlan:
-    """Heads by name, the prompts they are judged on, and how the target answers."""
+    """Heads by name, the prompts they are judged on, and how the target answers.
+
+    workload: the prompts' name and digest, to be kept with the result.
+    """
 
     target: Path
     heads: tuple[tuple[str, Path], ...]
     prompts: tuple[Prompt, ...]
+    workload: tuple[str, str] | None = None
     temperatures: tuple[float, ...] = (0.0,)
     max_tokens: int = 128
     num_tokens: int = 3
@@ -61,20 +57,6 @@ class JudgePlan:
             raise UsageError("the workload has no prompt to judge on")
         if self.num_tokens < 1 or self.max_tokens < 2:
             raise UsageError("--num-tokens must be at least 1 and --max-tokens at least 2")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Judgement:
-    """A report a head, every pair of heads, one sentence, and the texts behind it."""
-
-    reports: tuple[HeadReport, ...]
-    pairs: tuple[Pair, ...]
-    verdict: str
-    texts: tuple[AskedText, ...]
-    num_tokens: int
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def judge(plan: JudgePlan, progress: Progress = silent) -> Judgement:
@@ -115,7 +97,27 @@ def judge(plan: JudgePlan, progress: Progress = silent) -> Judgement:
         verdict=verdict(reports, known),
         texts=tuple(asked),
         num_tokens=plan.num_tokens,
+        settings=settings_of(plan),
     )
+
+
+def settings_of(plan: JudgePlan) -> dict[str, Any]:
+    """What was judged on what; names and digests, no folders."""
+    name, digest = plan.workload or (None, None)
+    return {
+        "target": plan.target.name,
+        "target_digest": directory_digest(plan.target),
+        "heads": {head: directory_digest(path) for head, path in plan.heads},
+        "workload": name,
+        "workload_digest": digest,
+        "num_prompts": len(plan.prompts),
+        "temperatures": list(plan.temperatures),
+        "max_tokens": plan.max_tokens,
+        "num_tokens": plan.num_tokens,
+        "seed": plan.seed,
+        "device": plan.device,
+        "dtype": plan.dtype,
+    }
 
 
 def slices_of(head: Any) -> list[int]:

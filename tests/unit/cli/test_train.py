@@ -62,6 +62,9 @@ def test_eval_tells_every_cut_and_a_verdict(
     assert text.splitlines()[-1].startswith("verdict: ")
     saved = json.loads((tmp_path / "out" / "eval.json").read_text())
     assert {asked["category"] for asked in saved["texts"]} == {"a", "b"}
+    assert saved["settings"]["num_prompts"] == 2
+    assert list(saved["settings"]["heads"]) == [str(head)]
+    assert "acceptance length" in (tmp_path / "out" / "eval.html").read_text()
 
 
 def test_eval_of_a_folder_that_is_no_head_is_refused(toy: tuple[Path, Path], tmp_path: Path) -> None:

@@ -5,11 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from spectune.records import Interval
+from spectune.records import AskedText, Interval, Pair
 from spectune.train.compare import (
-    AskedText,
     HeadText,
-    Pair,
     acceptance,
     by_place,
     head_text,
