@@ -7,7 +7,6 @@ failure with its kind and reason.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -86,7 +85,6 @@ class Answer:
         scheduled_s: float,
         sent_s: float,
         ended_s: float,
-        count_tokens: Callable[[str], int] | None = None,
         is_streamed: bool = True,
     ) -> ServedRequest:
         """The record of a complete answer; AnswerFailure if it has no output or no finish."""
@@ -96,7 +94,7 @@ class Answer:
             raise AnswerFailure(FailureKind.EMPTY, self._why_empty())
         if self.finish_reason is None:
             raise AnswerFailure(FailureKind.TRUNCATED, "the answer has no finish reason")
-        num_tokens, source = self._count(count_tokens)
+        num_tokens, source = self._count()
         has_all_ids = self.has_ids and len(self.output_ids) == num_tokens
         steps, why_not = self._steps(num_tokens)
         return ServedRequest(
@@ -159,14 +157,12 @@ class Answer:
             return f"no output received: {counted} tokens were counted, none of them is text"
         return "no output received"
 
-    def _count(self, count_tokens: Callable[[str], int] | None) -> tuple[int | None, TokenSource | None]:
+    def _count(self) -> tuple[int | None, TokenSource | None]:
         counted = _count_of(self.usage, "completion_tokens")
         if counted:  # 0 beside output is a counter that was never filled
             return counted, TokenSource.USAGE
         if self.has_ids:
             return len(self.output_ids), TokenSource.TOKEN_IDS
-        if count_tokens is not None:
-            return count_tokens("".join(self.text)), TokenSource.TOKENIZER
         return None, None
 
     def _steps(self, num_tokens: int | None) -> tuple[tuple[StepRecord, ...] | None, str | None]:

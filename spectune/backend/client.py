@@ -164,7 +164,6 @@ class _Send:
                 scheduled_s=scheduled_s,
                 sent_s=sent_s,
                 ended_s=sender.clock(),
-                count_tokens=sender.options.count_tokens,
                 is_streamed=is_streamed,
             )
         except (AnswerFailure, httpx.HTTPError, TimeoutError, UnicodeDecodeError) as error:

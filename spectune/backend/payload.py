@@ -50,7 +50,6 @@ class ClientOptions:
         connect_timeout_s, silence_timeout_s, timeout_s: longest wait for a connection, for the next
             byte, for the whole answer.
         extra_body: fields added to every body, last.
-        count_tokens: counts tokens of a text where the server sends no usage; marked as an estimate.
         messages: the chat of a request.
     """
 
@@ -63,7 +62,6 @@ class ClientOptions:
     timeout_s: float = 600.0
     headers: Mapping[str, str] = field(default_factory=dict)
     extra_body: Mapping[str, Any] = field(default_factory=dict)
-    count_tokens: Callable[[str], int] | None = None
     messages: Callable[[Request], Messages] = user_message
 
 

@@ -20,11 +20,9 @@ from spectune.metrics.counters import (
 )
 from spectune.metrics.goodput import Promises, goodput
 from spectune.metrics.latency import MIN_SUCCESS_RATE
-from spectune.records import Durations, ServedMeasurement, ServedRequest, SpecCounts, TokenSource
+from spectune.records import Durations, ServedMeasurement, ServedRequest, SpecCounts
 
 PERCENTILES = (50.0, 90.0, 95.0, 99.0)
-STEADY_LIMIT = 0.10
-MIN_THIRD = 3
 
 
 def measure_served(
@@ -124,50 +122,6 @@ def max_in_flight(requests: Sequence[ServedRequest]) -> int:
         running += change
         most = max(most, running)
     return most
-
-
-def token_source(requests: Sequence[ServedRequest]) -> TokenSource | None:
-    """Who counted the tokens of the successful requests; None if nobody could for some of them.
-
-    UsageError for a mixture: counts of two counters cannot be summed or compared.
-    """
-    sources = {request.token_source for request in requests if request.is_success}
-    if None in sources or not sources:
-        return None
-    if len(sources) > 1:
-        names = ", ".join(sorted(str(source) for source in sources))
-        raise UsageError(f"tokens were counted in several ways: {names}")
-    return sources.pop()
-
-
-def check_same_counter(
-    one: Sequence[ServedRequest], other: Sequence[ServedRequest], names: tuple[str, str] = ("plain", "arm")
-) -> TokenSource:
-    """The counter that both arms share. UsageError if they differ: their ratio would be biased."""
-    first, second = token_source(one), token_source(other)
-    if first is None or second is None or first != second:
-        raise UsageError(
-            f"tokens of {names[0]} were counted by {first or 'nobody'}, of {names[1]} by {second or 'nobody'}: "
-            "no speedup can be told",
-            hint="both arms need token counts of the server's usage",
-        )
-    return first
-
-
-def unsteady(requests: Sequence[ServedRequest]) -> str | None:
-    """How the time per token drifted between the first and the last third of the requests, or None."""
-    done = sorted((r for r in requests if r.tpot_s is not None and r.is_success), key=lambda r: r.sent_s)
-    third = len(done) // 3
-    if third < MIN_THIRD:
-        return None
-    first, last = (
-        math.fsum(request.tpot_s or 0.0 for request in part) / third for part in (done[:third], done[-third:])
-    )
-    change = last / first - 1
-    if abs(change) <= STEADY_LIMIT:
-        return None
-    how = "slower" if change > 0 else "faster"
-    return f"not steady: tokens of the last third are {abs(change):.0%} {how} than those of the first third"
 
 
 def vllm_fields(measurement: ServedMeasurement) -> dict[str, Any]:

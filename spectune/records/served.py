@@ -23,11 +23,10 @@ class FailureKind(enum.StrEnum):
 
 
 class TokenSource(enum.StrEnum):
-    """Who counted the output tokens. Stream events are never counted as tokens."""
+    """Who counted the output tokens: the engine, always. Neither stream events nor a text encoded again are."""
 
     USAGE = "usage"
     TOKEN_IDS = "token_ids"
-    TOKENIZER = "tokenizer"  # the text encoded again here: an estimate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

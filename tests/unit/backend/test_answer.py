@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -25,14 +24,12 @@ def delta(finish: str | None = None, **fields: Any) -> dict[str, Any]:
     return {"choices": [{"index": 0, "delta": fields, "finish_reason": finish}]}
 
 
-def read(
-    chunks: list[Any], *, first_s: float = 1.0, count_tokens: Callable[[str], int] | None = None
-) -> ServedRequest:
+def read(chunks: list[Any], *, first_s: float = 1.0) -> ServedRequest:
     """The record of chunks that arrived a second apart; asked for at 0, sent at 0.5."""
     answer = Answer()
     for i, chunk in enumerate(chunks):
         answer.take(chunk, first_s + i)
-    return answer.build(asked(), scheduled_s=0.0, sent_s=0.5, ended_s=99.0, count_tokens=count_tokens)
+    return answer.build(asked(), scheduled_s=0.0, sent_s=0.5, ended_s=99.0)
 
 
 def test_tokens_come_from_usage_and_times_from_chunks() -> None:
@@ -87,18 +84,11 @@ def test_first_token_is_the_first_output_of_any_kind(fields: dict[str, Any]) -> 
 
 
 def test_unknown_count_is_none_and_never_the_limit() -> None:
-    """Without usage, ids and tokenizer nobody knows how many tokens there were."""
+    """Without usage and ids nobody knows how many tokens there were."""
     record = read([text("a"), text("b", finish="length")])
 
     assert record.is_success
     assert (None, None, None) == (record.num_output_tokens, record.token_source, record.tpot_s)
-
-
-def test_tokenizer_count_is_marked_as_such() -> None:
-    """A count of our own is an estimate and says so."""
-    record = read([text("a b"), text(" c", finish="length")], count_tokens=lambda told: len(told.split()))
-
-    assert (3, TokenSource.TOKENIZER) == (record.num_output_tokens, record.token_source)
 
 
 def test_token_ids_count_where_usage_is_missing() -> None:

@@ -13,17 +13,14 @@ from spectune.errors import UsageError
 from spectune.metrics.goodput import Promises
 from spectune.metrics.latency import tpot_contradiction
 from spectune.metrics.served import (
-    check_same_counter,
     max_in_flight,
     measure_served,
     peak_output_throughput,
     spread,
-    token_source,
-    unsteady,
     vllm_fields,
     window,
 )
-from spectune.records import FailureKind, ServedMeasurement, SpecCounts, TokenSource
+from spectune.records import FailureKind, ServedMeasurement, SpecCounts
 from spectune.store import dump_strict
 from tests.support.served import failed, served
 
@@ -186,30 +183,6 @@ def test_requests_in_flight_are_counted_at_one_moment() -> None:
     ]
 
     assert 2 == max_in_flight(requests)
-
-
-def test_one_counter_for_both_arms_or_no_speedup() -> None:
-    """255 tokens of a tokenizer against 258 of the engine would bias the ratio."""
-    usage, own = served(), served(token_source=TokenSource.TOKENIZER)
-
-    assert TokenSource.USAGE is check_same_counter([usage, usage], [usage])
-    with pytest.raises(UsageError, match="tokens of plain were counted by usage, of arm by tokenizer"):
-        check_same_counter([usage], [own])
-    with pytest.raises(UsageError, match="by nobody"):
-        check_same_counter([usage], [served(num_tokens=None)])
-    with pytest.raises(UsageError, match="in several ways: tokenizer, usage"):
-        token_source([usage, own])
-
-
-def test_drift_between_first_and_last_third_is_told() -> None:
-    """A first run four times slower than the later ones is not steady; 5% is."""
-    slow = [served(f"a{i}", sent_s=i, chunks=(i + 0.1, i + 0.9)) for i in range(3)]
-    rest = [served(f"b{i}", sent_s=10 + i, chunks=(10 + i + 0.1, 10 + i + 0.3)) for i in range(6)]
-    near = [served(f"c{i}", sent_s=i, chunks=(i + 0.1, i + 0.9 + 0.004 * i)) for i in range(9)]
-
-    assert "tokens of the last third are 75% faster" in (unsteady([*slow, *rest]) or "")
-    assert unsteady(near) is None
-    assert unsteady(slow) is None
 
 
 def test_vllm_names_carry_vllm_units() -> None:
