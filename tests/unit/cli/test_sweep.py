@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import json
+import math
+import re
 import shutil
 import sys
 from collections.abc import Callable
@@ -366,3 +368,38 @@ def test_sweep_large_batch_takes_new_prompts_before_it_repeats_any(spectune: Spe
     manifest = json.loads(Path("run/manifest.json").read_text(encoding="utf-8"))
     assert 0 == answer.code
     assert 32 == manifest["workload"]["num_prompts"]
+
+
+def test_sweep_on_synthetic_prompts_decides_nothing_from_end_to_end(spectune: Spectune) -> None:
+    """Drawn words: the page says so in its title, policy and emit refuse the run, forced they do not."""
+    assert 0 == spectune("workload", "synth", "drawn.jsonl", "--num-prompts", "40").code
+
+    swept = spectune(*TINY, "--dataset-path", "drawn.jsonl", "--output-dir", "plain")
+    refused = spectune("policy", "build", "plain", "--output", "refused.json")
+    forced = spectune(*TINY, "--dataset-path", "drawn.jsonl", "--output-dir", "forced", "--allow-synthetic")
+    built = spectune("policy", "build", "forced", "--output", "built.json")
+
+    assert swept.code == 0
+    title = Path("plain/report.html").read_text(encoding="utf-8").split("<title>")[1].split("</title>")[0]
+    assert "SYNTHETIC" in title
+    assert not Path("plain/policy.json").exists()
+    assert refused.code != 0
+    assert "synthetic" in refused.err.lower()
+    assert not Path("refused.json").exists()
+    assert (0, 0) == (forced.code, built.code)
+    assert Path("forced/policy.json").exists()
+
+
+def test_report_says_what_limits_a_speedup_and_quotes_no_paper(finished: Path) -> None:
+    """What acceptance gives, what drafts, verification and the rest take, is the measured speedup; no published one."""
+    page = (finished / "report.html").read_text(encoding="utf-8")
+    text = re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", page))
+
+    factors = re.search(r"eagle3 K=3 ((?:[\d.]+\N{MULTIPLICATION SIGN} ){6})", text)
+    assert factors is not None
+    *parts, measured = [float(value.rstrip("\N{MULTIPLICATION SIGN}")) for value in factors[1].split()]
+    assert len(parts) == 5
+    assert parts[0] > 1.0 > max(parts[1], parts[2])  # acceptance gives, drafts and verification take
+    assert math.prod(parts) == pytest.approx(measured, rel=0.03)  # each factor is printed to 1%
+    for word in ("paper", "arxiv"):
+        assert word not in page.lower()
