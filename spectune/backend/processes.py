@@ -6,6 +6,7 @@ processes of a session that was started here are ever signalled.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import select
@@ -129,8 +130,8 @@ def _signal_member(member: Member) -> None:
         return
     try:
         os.kill(member.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        return
+    except (ProcessLookupError, PermissionError):
+        return  # it has just ended, or became another user's
 
 
 def _stat(folder: Path) -> dict[str, str] | None:
@@ -161,35 +162,48 @@ def run_tied(parent: int, orphan_s: float, command: Sequence[str]) -> NoReturn:
     """
     ctypes.CDLL(None, use_errno=True).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
     leader = os.getpid()
-    try:
-        watched = os.pidfd_open(parent)
-    except OSError:
-        watched = None  # a kernel before 5.3: no guard
+    watched: tuple[int, int] | None = None
+    with contextlib.suppress(AttributeError, OSError):  # Linux before 5.3, or a Python built for one
+        watched = os.pidfd_open(parent), os.pidfd_open(leader)
     if os.getppid() != parent:
         sys.exit(1)
     if watched is not None:
-        child = os.fork()
-        if child == 0:
-            os.setsid()
-            if os.fork() == 0:  # re-parented, so that the command has no child that it does not know
-                _guard(watched, leader, orphan_s)
-            os._exit(0)
-        os.waitpid(child, 0)
-        os.close(watched)
+        _leave_guard(*watched, leader, orphan_s)
     os.execvpe(command[0], list(command), os.environ)
 
 
-def _guard(parent: int, leader: int, orphan_s: float) -> None:
-    """Wait until the session of `leader` is empty, or until `parent` (a pidfd) dies and has been given its time.
+def _leave_guard(parent: int, first: int, leader: int, orphan_s: float) -> None:
+    """Fork the guard twice, so that the command has no child that it does not know; best effort."""
+    try:
+        child = os.fork()
+    except OSError:
+        return  # no room for one more process: the server may still start
+    if child == 0:
+        try:
+            os.setsid()
+            if os.fork() == 0:
+                _guard(parent, first, leader, orphan_s)
+        finally:
+            os._exit(0)
+    with contextlib.suppress(ChildProcessError):  # nobody waits for children where SIGCHLD is ignored
+        os.waitpid(child, 0)
+    os.close(parent)
+    os.close(first)
 
-    Whatever is left of the session then is killed.
+
+def _guard(parent: int, first: int, leader: int, orphan_s: float) -> None:
+    """Wait until the session of `leader` is empty, or until the parent dies and the session had its time.
+
+    What is left of the session then is killed. parent, first: pidfds of the parent and of the leader.
     """
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):  # meant for the server, whose words we bear
+        signal.signal(number, signal.SIG_IGN)
+    os.chdir("/")
     nothing = os.open(os.devnull, os.O_RDWR)
     for descriptor in (0, 1, 2):
         os.dup2(nothing, descriptor)
     waiting = select.poll()
     waiting.register(parent, select.POLLIN)
-    first = os.pidfd_open(leader)
     waiting.register(first, select.POLLIN)
     timeout: int | None = None  # asleep while both live: a look around would cost what is measured beside us
     while parent not in (ended := [descriptor for descriptor, _ in waiting.poll(timeout)]):
@@ -199,7 +213,7 @@ def _guard(parent: int, leader: int, orphan_s: float) -> None:
         if not session_members(leader):
             return
     end = time.monotonic() + orphan_s
-    while members := session_members(leader):
+    while (members := session_members(leader)) and time.monotonic() < end + KILL_S:
         if time.monotonic() >= end:
             for member in members:
                 _signal_member(member)
