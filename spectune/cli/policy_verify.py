@@ -310,7 +310,7 @@ def read_samples(folder: Path) -> list[LoadSample]:
     file = folder / SAMPLES
     if not file.exists():
         return []
-    lines = [line for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
+    lines = [line for line in file.read_text(encoding="utf-8").split("\n") if line.strip()]
     try:
         return [LoadSample.from_dict(json.loads(line)) for line in lines]
     except ValueError as error:

@@ -94,7 +94,7 @@ class Target:
         self.config = config
         self.device, self.dtype = device, dtype
         self.path, self.is_dummy, self.quantization = path, is_dummy, quantization
-        self.aux_layer_ids = aux_layer_ids or default_aux_layers(config.num_layers)
+        self._aux_layer_ids = aux_layer_ids or default_aux_layers(config.num_layers)
         weights = {name: tensor.to(device, dtype) for name, tensor in weights.items()}
         self.embed_weight = weights["model.embed_tokens.weight"]  # [V, H]
         self.lm_head_weight = weights.get("lm_head.weight", self.embed_weight)  # [V, H]
@@ -116,6 +116,17 @@ class Target:
             self.plain = PlainPass(config, weights, self.rope, self.aux_layer_ids)
             if kernels == "auto" and device.type == "cuda":
                 self.static = StaticPasses(self.plain)
+
+    @property
+    def aux_layer_ids(self) -> tuple[int, ...]:
+        """Layers run before each captured stream. Set before the first pass: captured graphs keep theirs."""
+        return self._aux_layer_ids
+
+    @aux_layer_ids.setter
+    def aux_layer_ids(self, ids: tuple[int, ...]) -> None:
+        self._aux_layer_ids = ids
+        if self.plain is not None:
+            self.plain.aux_layer_ids = ids
 
     @classmethod
     def load(

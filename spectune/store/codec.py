@@ -86,7 +86,7 @@ def unpack_blocks(data: bytes, *, where: str) -> dict[int, BlockResult]:
     """All blocks of a file; StoreError naming `where` if any part is damaged."""
     try:
         text = gzip.decompress(data).decode()
-        return _read_lines(text.splitlines())
+        return _read_lines(text.split("\n")[:-1])
     except (OSError, EOFError, zlib.error, ValueError, KeyError, TypeError, IndexError) as error:
         raise StoreError(f"{where} is damaged: {str(error) or type(error).__name__}") from error
 

@@ -9,6 +9,7 @@ import torch
 
 from spectune.backend import reference
 from spectune.backend.reference import ReferenceBackend
+from spectune.engine.target import Target
 from spectune.errors import CheckpointError, UsageError, WorkloadError
 from spectune.records import Cell, Launch, Point, Prompt, Sampling, SpecConfig
 from tests.support.toys import head_config, head_tensors, request, save_head, save_target, tiny_target
@@ -182,3 +183,22 @@ def test_method_that_the_engine_lacks_is_refused(folders):
 
     with pytest.raises(UsageError, match="--method medusa"):
         ReferenceBackend(model=str(model)).drafter("medusa")
+
+
+def test_plain_kernels_read_the_layers_that_the_head_names(folders):
+    """Without the compiled pass too: features of a head with layers of its own are those of these layers."""
+    model, head = folders
+    backend = ReferenceBackend(model=str(model), draft_model=str(head), dtype="float32", kernels="plain")
+
+    drafter = backend.drafter("eagle3")
+
+    assert drafter is not None
+    assert backend.target.aux_layer_ids == (1, 3, 6)
+    ids = torch.tensor([[5, 6, 7]])
+    _, features = backend.target.forward_text(ids, torch.tensor([3]))
+    other = Target.load(model, dtype="float32", aux_layer_ids=(1, 3, 6), kernels="plain")
+    _, expected = other.forward_text(ids, torch.tensor([3]))
+    usual = Target.load(model, dtype="float32", kernels="plain")
+    _, default = usual.forward_text(ids, torch.tensor([3]))
+    assert torch.equal(features, expected)
+    assert not torch.equal(features, default)

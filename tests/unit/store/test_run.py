@@ -259,3 +259,12 @@ def test_write_json_failing_leaves_the_old_file(store):
         "manifest.json",
         "summary.json",
     ]
+
+
+def test_blocks_with_line_breaks_of_unicode_come_back(store):
+    """An engine's error with U+2028, U+2029 and U+0085 in it is one line of the file."""
+    whole = block(error="one\u2028two\u2029three\u0085four")
+
+    store.append_block("p", 0, whole)
+
+    assert {0: whole} == store.blocks("p")
