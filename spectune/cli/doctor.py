@@ -149,7 +149,7 @@ def launch_findings(
             else {key.replace("-", "_"): value for key, value in flags.items()}
         )
         yield from check_resolved(
-            asked, _json_object(resolved.read_text(encoding="utf-8"), "--resolved-config")
+            asked, _json_object(_read(resolved, "--resolved-config"), "--resolved-config")
         )
 
 

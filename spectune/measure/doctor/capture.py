@@ -8,7 +8,7 @@ Both engines fall back to (2, L//2, L-3) without a word.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from spectune.draft.inspect import HeadFacts, ModelFacts
 from spectune.measure.doctor.findings import Finding, error, fine, warning
@@ -77,7 +77,9 @@ def _conventions(
 ) -> Iterator[Finding]:
     if top is not None and nested is not None:
         shifted = tuple(layer + 1 for layer in nested)
-        if shifted == top:
+        if shifted == top and _is_one_early(top, default):
+            yield _one_early(warning, top, default)
+        elif shifted == top:
             yield fine("capture", f"capture points {list(top)}, written for vLLM and SGLang")
         else:
             hint = (
@@ -108,7 +110,9 @@ def _conventions(
             fix=f"add the top-level key {KEY}: {meant}",
         )
         return
-    if top is not None and list(top) != list(default):
+    if top is not None and _is_one_early(top, default):
+        yield _one_early(error, top, default)
+    elif top is not None and list(top) != list(default):
         make = error if engine == "sglang" else warning
         yield make(
             "capture",
@@ -119,3 +123,19 @@ def _conventions(
         )
     elif top is not None:
         yield fine("capture", f"capture points {list(top)}, the default of every engine")
+
+
+def _is_one_early(top: tuple[int, ...], default: tuple[int, ...]) -> bool:
+    return [layer + 1 for layer in top] == list(default)
+
+
+def _one_early(make: Callable[..., Finding], top: tuple[int, ...], default: tuple[int, ...]) -> Finding:
+    """SGLang's counting under the key that vLLM reads."""
+    return make(
+        "capture",
+        f"{KEY} {list(top)} is one lower than EAGLE-3's usual {list(default)}: SGLang's counting, where vLLM "
+        "reads layers run before the capture",
+        signature=f"in vLLM: {WRONG_LAYERS}",
+        fix=f"write {list(default)} there and {list(top)} inside eagle_config, unless the head was trained on "
+        "other streams than usual",
+    )

@@ -9,6 +9,9 @@ import numpy as np
 from spectune.draft.inspect import HeadFacts, ModelFacts
 from spectune.measure.doctor.findings import NO_ACCEPTANCE, Finding, error, fine, note, warning
 
+MIN_TELLING = 64
+"""Entries of a map from which on a rise at every one is no chance."""
+
 MAX_PADDING = 1024
 """Rows by which two matrices for one tokenizer differ at most: they are rounded up to powers of two."""
 
@@ -115,6 +118,15 @@ def check_map(head: HeadFacts) -> Iterator[Finding]:
             "vocabulary-map",
             f"i + d2t[i] does not rise within 0..{vocab - 1}{looks}",
             signature="acceptance near zero although everything loads",
+            fix="d2t holds offsets: write d2t[i] = target id - i",
+        )
+        return
+    if size >= MIN_TELLING and bool((np.diff(head.d2t) > 0).all()):
+        # an offset rises only where a token is left out: not one pair of neighbours would be kept
+        yield error(
+            "vocabulary-map",
+            "d2t rises at every entry: it holds absolute ids, although i + d2t[i] stays within the vocabulary",
+            signature=NO_ACCEPTANCE + "; every draft is a wrong token",
             fix="d2t holds offsets: write d2t[i] = target id - i",
         )
         return

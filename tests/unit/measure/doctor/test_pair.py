@@ -210,6 +210,23 @@ def test_absolute_ids_in_the_map_are_recognised(head: MakeHead, target: MakeTarg
     assert found.text == "i + d2t[i] does not rise within 0..39: it holds absolute ids"
 
 
+def test_absolute_ids_that_stay_within_the_vocabulary_are_recognised_too(
+    head: MakeHead, target: MakeTarget
+) -> None:
+    """70 low ids of 200, without t2d: i + d2t[i] rises and fits, but an offset cannot rise at every entry."""
+    absolute = np.arange(70) + np.arange(70) // 4  # four kept, one left out, and so on
+    config = {"vocab_size": 200, "draft_vocab_size": 70}
+    wrong = head({"d2t": absolute, "t2d": None}, **config)
+    rising = head({"d2t": np.arange(70), "t2d": None}, **config)
+    right = head({"d2t": np.arange(70) // 4, "t2d": None}, **config)
+
+    for facts in (wrong, rising):
+        found = only(check_vocabulary(facts, target(vocab_size=200)))
+        assert found.severity is Severity.ERROR
+        assert "absolute ids" in found.text
+    assert bad(check_vocabulary(right, target(vocab_size=200))) == []
+
+
 def test_map_of_another_length_is_an_error(head: MakeHead, target: MakeTarget) -> None:
     """Eight entries for ten draft tokens."""
     found = only(check_vocabulary(head({"d2t": np.zeros(8, np.int64)}), target()))
@@ -292,6 +309,25 @@ def test_capture_points_follow_each_engines_counting(
 
     assert found.severity is severity
     assert fix in (found.fix or "")
+
+
+@pytest.mark.parametrize(
+    ("nested", "severity"), [(None, Severity.ERROR), ([0, 13, 25], Severity.WARNING)], ids=["alone", "both"]
+)
+def test_capture_points_one_early_at_the_top_are_named(
+    head: MakeHead, target: MakeTarget, nested: list[int] | None, severity: Severity
+) -> None:
+    """[1, 14, 26] of 30 layers is SGLang's counting of [2, 15, 27]; vLLM would capture one layer early."""
+    facts = head(
+        eagle_aux_hidden_state_layer_ids=[1, 14, 26],
+        eagle_config={} if nested is None else {"eagle_aux_hidden_state_layer_ids": nested},
+    )
+
+    found = only(check_capture(facts, target()))
+
+    assert found.severity is severity
+    assert "SGLang's counting" in found.text
+    assert "write [2, 15, 27] there and [1, 14, 26] inside eagle_config" in (found.fix or "")
 
 
 def test_shallow_target_has_no_default_capture_points(head: MakeHead, target: MakeTarget) -> None:
