@@ -39,7 +39,8 @@ def eagle3(
     prompts: Annotated[
         str | None,
         typer.Option(
-            "--prompts", help="Your own prompts (file, folder or built-in set), asked first, each once."
+            "--prompts",
+            help="Your own prompts (file or folder, as sweep reads them), asked first, each once.",
         ),
     ] = None,
     greedy_share: Annotated[
@@ -59,6 +60,12 @@ def eagle3(
         int,
         typer.Option("--max-prompt-tokens", min=16, help="Longer prompts lose their middle."),
     ] = 448,
+    generate_batch_size: Annotated[
+        int, typer.Option("--generate-batch-size", min=1, help="Answers that are decoded together.")
+    ] = 128,
+    batch_tokens: Annotated[
+        int, typer.Option("--batch-tokens", min=1, help="Answer tokens of one training step.")
+    ] = 1024,
     ttt_steps: Annotated[
         int, typer.Option("--ttt-steps", min=1, help="Draft steps unrolled in training.")
     ] = 4,
@@ -106,6 +113,8 @@ def eagle3(
         self_share=self_share,
         max_answer_tokens=max_answer_tokens,
         max_prompt_tokens=max_prompt_tokens,
+        generate_batch_size=generate_batch_size,
+        batch_tokens=batch_tokens,
         ttt_steps=ttt_steps,
         draft_vocab_size=draft_vocab_size,
         epochs=epochs,

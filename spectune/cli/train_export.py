@@ -46,9 +46,9 @@ def export(
     target = TargetConfig.from_dir(folder)
     loaded = load_head(head_folder(head), target)
     if draft_vocab_size is not None:
-        loaded = cut_draft_vocab(loaded, draft_vocab_size)
+        loaded = cut_draft_vocab(loaded, draft_vocab_size, target.eos_token_ids)
     extra = read_json(loaded.path / "config.json").get("spectune")
-    name = verifier or model or str(folder)
+    name = verifier or (model if model is not None and not Path(model).exists() else folder.name)
     write_head(loaded, output_dir, target, layout, verifier=name, extra=extra)
     if as_json:
         print_json({"head_dir": str(output_dir), "format": layout})

@@ -58,8 +58,11 @@ class HeadConfig:
         if data.get("speculators_model_type"):
             data = _from_speculators(file, data)
         _check_architecture(file, data)
+        eagle = data.get("eagle_config")
+        if eagle is not None and not isinstance(eagle, dict):
+            raise CheckpointError(f"{file}: eagle_config is {eagle!r}, not an object")
         for flag in _UNSUPPORTED_FLAGS:
-            if data.get(flag) or (data.get("eagle_config") or {}).get(flag):
+            if data.get(flag) or (eagle or {}).get(flag):
                 raise CheckpointError(
                     f"{file}: {flag} is set; only the classic EAGLE-3 layer is supported",
                     hint="run as a classic layer this head would load and accept next to nothing",
@@ -68,6 +71,8 @@ class HeadConfig:
             config = cls._from(data, target)
         except KeyError as error:
             raise CheckpointError(f"{file}: key {error} is missing") from error
+        except (TypeError, ZeroDivisionError) as error:
+            raise CheckpointError(f"{file}: a size in it is no positive integer: {error}") from error
         _check_attention(file, config)
         return config
 
@@ -79,11 +84,11 @@ class HeadConfig:
         # top level: layers run before the capture (vLLM). Nested alone: the layer captured after
         # (SGLang, SpecForge), one lower for the same stream
         nested = (data.get("eagle_config") or {}).get("eagle_aux_hidden_state_layer_ids")
-        aux = data.get("eagle_aux_hidden_state_layer_ids", nested and [layer + 1 for layer in nested])
+        aux = data.get("eagle_aux_hidden_state_layer_ids") or (nested and [layer + 1 for layer in nested])
         return cls(
             hidden_size=data["hidden_size"],
             num_heads=heads,
-            num_kv_heads=data.get("num_key_value_heads", heads),
+            num_kv_heads=data.get("num_key_value_heads") or heads,
             head_dim=data.get("head_dim") or data["hidden_size"] // heads,
             intermediate_size=data["intermediate_size"],
             rms_norm_eps=data.get("rms_norm_eps", 1e-6),
@@ -291,12 +296,17 @@ def _draft_to_target(path: Path, config: HeadConfig, tensors: dict[str, Tensor])
         )
     ids = torch.arange(config.draft_vocab_size) + offsets
     is_map = bool((ids.diff() > 0).all()) and int(ids.min()) >= 0 and int(ids.max()) < config.vocab_size
-    if not is_map:
+    # an offset rises only where a token is left out: absolute ids rise everywhere
+    is_absolute = offsets.numel() >= 64 and bool((offsets.diff() > 0).all())
+    if not is_map or is_absolute:
         cause = "d2t holds offsets (target id = i + d2t[i])"
         if bool((offsets.diff() > 0).all()):
             cause += "; these look like absolute ids"
         raise CheckpointError(
-            f"{path}: i + d2t[i] does not rise within 0..{config.vocab_size - 1}", hint=cause
+            f"{path}: i + d2t[i] does not rise within 0..{config.vocab_size - 1}"
+            if not is_map
+            else f"{path}: d2t rises at every entry, as absolute ids do",
+            hint=cause,
         )
     if "t2d" in tensors:
         flags = tensors["t2d"].bool()

@@ -8,6 +8,7 @@ a layout cannot say is refused, for an engine would load such a head and accept 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,14 @@ from torch import Tensor
 from spectune.draft.checkpoint import Head, HeadConfig
 from spectune.engine.checkpoint import TargetConfig
 from spectune.errors import CheckpointError, StoreError
+
+VERIFIERS = {
+    "llama": "LlamaForCausalLM",
+    "mistral": "MistralForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+}
+"""Hugging Face's architecture by model_type of the target, as Speculators names it."""
 
 FORMATS = ("classic", "speculators", "safeailab")
 SPECULATIVE_TOKENS = 3
@@ -62,11 +71,21 @@ def write_head(
     return directory
 
 
-def cut_draft_vocab(head: Head, size: int) -> Head:
-    """The head with its lowest `size` draft tokens only: nothing is trained anew (arXiv 2502.14856).
+def cut_rows(ids: Tensor, size: int, ends: Sequence[int]) -> Tensor:
+    """Rows [size] of a draft vocabulary that a cut one keeps: ends of a turn, then the lowest ids.
 
-    Low ids are what byte-pair merging made first, so they are the frequent ones. Raises
-    CheckpointError unless 1 <= size <= the head's draft vocabulary.
+    Low ids are what byte-pair merging made first, so they are the frequent ones; a turn's end may have a
+    high one, and a head that cannot draft it loses a round an answer. ids: target ids, ascending [D]
+    """
+    is_end = torch.isin(ids, torch.tensor(list(ends), dtype=ids.dtype, device=ids.device))
+    order = torch.cat([is_end.nonzero()[:, 0], (~is_end).nonzero()[:, 0]])
+    return order[:size].sort().values
+
+
+def cut_draft_vocab(head: Head, size: int, ends: Sequence[int] = ()) -> Head:
+    """The head with `size` of its draft tokens only: nothing is trained anew (arXiv 2502.14856).
+
+    Kept are those of cut_rows. Raises CheckpointError unless 1 <= size <= the head's draft vocabulary.
     """
     config = head.config
     if not 1 <= size <= config.draft_vocab_size:
@@ -76,8 +95,9 @@ def cut_draft_vocab(head: Head, size: int) -> Head:
     known = head.draft_to_target
     ids = torch.arange(config.vocab_size) if known is None else known
     tensors = {name: tensor for name, tensor in head.tensors.items() if name not in ("d2t", "t2d")}
-    tensors["lm_head.weight"] = tensors["lm_head.weight"][:size].contiguous()
-    kept = ids[:size]
+    rows = cut_rows(ids, size, ends)
+    tensors["lm_head.weight"] = tensors["lm_head.weight"][rows].contiguous()
+    kept = ids[rows]
     return replace(head, config=replace(config, draft_vocab_size=size), tensors=tensors, draft_to_target=kept)
 
 
@@ -133,7 +153,10 @@ def speculators_config(config: HeadConfig, target: TargetConfig, verifier: str =
             "algorithm": "eagle3",
             "default_proposal_method": "greedy",
             "proposal_methods": [{"proposal_type": "greedy", "speculative_tokens": SPECULATIVE_TOKENS}],
-            "verifier": {"name_or_path": verifier, "architectures": ["LlamaForCausalLM"]},
+            "verifier": {
+                "name_or_path": verifier,
+                "architectures": [VERIFIERS.get(target.model_type, "LlamaForCausalLM")],
+            },
         },
         "torch_dtype": "bfloat16",
     }

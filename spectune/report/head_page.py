@@ -150,8 +150,10 @@ def vocabulary_table(judgement: Judgement) -> Html:
 
 def length(found: Acceptance | None, why: str = NO_ROUND) -> Value:
     """An acceptance length with its interval."""
-    if found is None or found.acceptance_length is None:
+    if found is None:
         return Missing(reason=why)
+    if found.acceptance_length is None:
+        return Missing(reason=NO_ROUND)
     return _interval(found.acceptance_length)
 
 

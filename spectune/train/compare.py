@@ -20,7 +20,11 @@ NUM_BINS = 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadText:
-    """A head along one text: rounds by draft-vocabulary slice (the whole one first), and raw counts."""
+    """A head along one text: rounds by draft-vocabulary slice (the whole one first), and raw counts.
+
+    roots: for the root at each answer token, how many drafts have a token to match, and how many of the
+    first ones match.
+    """
 
     text: AskedText
     rounds: tuple[tuple[Round, ...], ...]
@@ -29,6 +33,7 @@ class HeadText:
     bins: tuple[tuple[int, float, int], ...]
     num_covered: int
     num_tokens: int
+    roots: tuple[tuple[int, int], ...] = ()
 
 
 def head_text(text: AskedText, found: TextMatches) -> HeadText:
@@ -54,6 +59,7 @@ def head_text(text: AskedText, found: TextMatches) -> HeadText:
         bins=tuple((int(count), sure, int(right)) for count, sure, right in bins),
         num_covered=int(found.covered.sum()),
         num_tokens=int(found.inside[:, 0].sum()),
+        roots=tuple(zip(found.inside.sum(1).tolist(), survived.sum(1).tolist(), strict=True)),
     )
 
 
@@ -79,10 +85,8 @@ def report_of(name: str, texts: Sequence[HeadText], slices: Sequence[int] = ()) 
         with_loops=acceptance(texts),
         by_category=cut(lambda one: one.text.category),
         by_temperature=cut(lambda one: f"{one.text.temperature:g}"),
-        by_context=by_place(
-            clean, CONTEXT_EDGES, lambda one, root: one.text.num_prompt_tokens + root.position
-        ),
-        by_position=by_place(clean, POSITION_EDGES, lambda one, root: root.position),
+        by_context=by_place(clean, CONTEXT_EDGES, lambda one, root: one.text.num_prompt_tokens + root),
+        by_position=by_place(clean, POSITION_EDGES, lambda one, root: root),
         calibration=tuple(
             ConfidenceBin(confidence=sure / count, accepted=right / count, num_drafts=count)
             for count, sure, right in cells
@@ -114,30 +118,41 @@ def acceptance(texts: Sequence[HeadText], *, which: int = 0) -> Acceptance:
 
 
 def by_place(
-    texts: Sequence[HeadText], edges: Sequence[int], place: Callable[[HeadText, Round], int]
+    texts: Sequence[HeadText], edges: Sequence[int], place: Callable[[HeadText, int], int]
 ) -> dict[str, Acceptance]:
-    """Rounds parted by where their root lies: below the first edge, between two, from the last on."""
+    """Rounds parted by where their root lies: below the first edge, between two, from the last on.
+
+    place: where a root lies, from its number among the answer's tokens.
+    """
     bounds = [0, *edges]
     found: dict[str, Acceptance] = {}
     for low, high in zip(bounds, [*edges, None], strict=True):
         label = f"{low}+" if high is None else f"{low}-{high - 1}"
+
+        def holds(text: HeadText, root: int, low: int = low, high: int | None = high) -> bool:
+            return place(text, root) >= low and (high is None or place(text, root) < high)
+
         steps = [
-            [
-                (1.0 + root.accepted, 1.0)
-                for root in text.rounds[0]
-                if place(text, root) >= low and (high is None or place(text, root) < high)
-            ]
+            [(1.0 + root.accepted, 1.0) for root in text.rounds[0] if holds(text, root.position)]
             for text in texts
         ]
         steps = [step for step in steps if step]
+        roots = [chain for text in texts for root, chain in enumerate(text.roots) if holds(text, root)]
+        depth = len(texts[0].reached) if texts else 0
         if steps:
             found[label] = Acceptance(
                 acceptance_length=hierarchical_ratio_interval([steps]),
-                conditional=(),
+                conditional=tuple(_conditional(roots, draft) for draft in range(depth)) if roots else (),
                 num_rounds=sum(map(len, steps)),
                 num_texts=len(steps),
             )
     return found
+
+
+def _conditional(roots: Sequence[tuple[int, int]], draft: int) -> float | None:
+    """Share of roots whose draft number `draft` (from 0) matches, of those that reach it."""
+    reached = [matched for inside, matched in roots if inside > draft and matched >= draft]
+    return sum(matched > draft for matched in reached) / len(reached) if reached else None
 
 
 def paired(
@@ -195,12 +210,27 @@ def verdict(reports: Sequence[HeadReport], pairs: Sequence[Pair]) -> str:
             )
         return f"{best.name}: {length.value:.2f} tokens a round with a chain of {depth}"
     against = [pair for pair in pairs if pair.head == best.name or pair.base == best.name]
-    if against and all(_is_clear(pair, best.name) for pair in against):
-        return f"{best.name} is the best: {length.value:.2f} tokens a round with a chain of {depth}"
+    says = f"{length.value:.2f} tokens a round with a chain of {depth}"
+    if not against:
+        return f"{best.name} is ahead with {says}, on too few texts for a comparison"
+    closest = min((lead_of(pair, best.name) for pair in against), key=lambda lead: lead[1])
+    other, value, low, high = closest
+    by = f"{value:.3f} times {other} ({low:.3f} to {high:.3f})"
+    if all(_is_clear(pair, best.name) for pair in against):
+        return f"{best.name} is the best: {says}, {by}"
     return (
-        f"{best.name} is ahead with {length.value:.2f} tokens a round, but not beyond the noise of these "
+        f"{best.name} is ahead with {says}, {by}, but not beyond the noise of these "
         f"{best.overall.num_texts} texts"
     )
+
+
+def lead_of(pair: Pair, best: str) -> tuple[str, float, float, float]:
+    """The other head of a pair, and the acceptance length of `best` over it with its interval."""
+    ratio = pair.ratio
+    low, high = ratio.low or ratio.value, ratio.high or ratio.value
+    if pair.head == best:
+        return pair.base, ratio.value, low, high
+    return pair.head, 1 / ratio.value, 1 / high, 1 / low
 
 
 def _is_clear(pair: Pair, best: str) -> bool:

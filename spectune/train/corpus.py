@@ -7,6 +7,7 @@ stopped run continues where the file ends.
 from __future__ import annotations
 
 import json
+import math
 import random
 import time
 from collections.abc import Callable, Sequence
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 Generate = Callable[[Sequence[Job], Callable[[int, int], None]], list[Answer]]
 Save = Callable[[int, list["CorpusRow"], list[Answer]], None]
 WAVES_PER_CHUNK = 4
+ANSWER_TOKENS, PROMPT_TOKENS = 161, 67
+"""Mean lengths in a corpus of 512 rows with the default settings."""
 USER_TEMPERATURES = (0.7, 0.85, 1.0)
 
 
@@ -90,9 +93,10 @@ def read_corpus(path: Path) -> list[CorpusRow]:
     data = path.read_bytes()
     whole = data[: data.rfind(b"\n") + 1]
     if len(whole) < len(data):
-        path.write_bytes(whole)
+        replace_whole(path, whole)
     rows = []
-    for number, line in enumerate(whole.decode().splitlines(), start=1):
+    # lines end with \n alone: a prompt may hold what else Unicode calls a line break
+    for number, line in enumerate(whole.decode().split("\n")[:-1], start=1):
         try:
             raw = json.loads(line)
             ids = {name: tuple(raw[name]) for name in ("prompt_ids", "output_ids")}
@@ -161,6 +165,22 @@ def chunk_jobs(
     return jobs
 
 
+def size_to_come(plan: TrainPlan, rows: Sequence[CorpusRow], own_tokens: Sequence[int] = ()) -> int:
+    """About how many tokens, prompts and answers, are still to be decoded: whole chunks, own prompts first.
+
+    Lengths are those of the rows that are there, else of a corpus of 512 generated and self-written prompts.
+    """
+    done, size = sum(len(row.output_ids) for row in rows), chunk_size(plan)
+    answer = done / len(rows) if rows else min(ANSWER_TOKENS, plan.max_answer_tokens)
+    others = [len(row.prompt_ids) for row in rows if row.source != "user"]
+    prompt = sum(others) / len(others) if others else PROMPT_TOKENS
+    chunks = math.ceil(max(0, plan.num_tokens - done) / (answer * size))
+    asked = [
+        min(count, plan.max_prompt_tokens) for count in own_tokens[len(rows) : len(rows) + chunks * size]
+    ]
+    return round(chunks * size * answer + sum(asked) + (chunks * size - len(asked)) * prompt)
+
+
 def build_corpus(
     plan: TrainPlan,
     path: Path,
@@ -172,12 +192,13 @@ def build_corpus(
 ) -> list[CorpusRow]:
     """Generate until the corpus holds plan.num_tokens answer tokens; a chunk is appended when done.
 
-    `save` gets each chunk's number, rows and answers before its rows are written; `own` is asked first.
+    A file that holds more gives the rows that a corpus of this size would have had. `save` gets each chunk's number, rows and answers before its rows are written; `own` is asked first.
     """
     frame = chat_frame(tokenizer)
     rows = read_corpus(path)
     if rows and (rows[-1].index + 1) % chunk_size(plan):
         rows = _whole_chunks(rows, path, chunk_size(plan))
+    rows = enough_rows(rows, plan.num_tokens, chunk_size(plan))
     done = sum(len(row.output_ids) for row in rows)
     started, fresh = time.monotonic(), 0
 
@@ -239,9 +260,32 @@ def append_whole(path: Path, text: str) -> None:
 def _whole_chunks(rows: list[CorpusRow], path: Path, size: int) -> list[CorpusRow]:
     """Rows of finished chunks; the file is cut to them (a chunk's answers depend on one another's batch)."""
     kept = rows[: (rows[-1].index + 1) // size * size]
-    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
-    path.write_text("".join(lines[: len(kept)]), encoding="utf-8")
+    lines = path.read_bytes().split(b"\n")
+    replace_whole(path, b"".join(line + b"\n" for line in lines[: len(kept)]))
     return kept
+
+
+def replace_whole(path: Path, data: bytes) -> None:
+    """Write a file anew, whole or not at all."""
+    partial = path.with_suffix(".partial")
+    try:
+        partial.write_bytes(data)
+        partial.replace(path)
+    except OSError as error:
+        partial.unlink(missing_ok=True)
+        raise StoreError(
+            f"{path} cannot be written: {error.strerror}", hint="make room and give --resume"
+        ) from error
+
+
+def enough_rows(rows: Sequence[CorpusRow], num_tokens: int, size: int) -> list[CorpusRow]:
+    """Rows of the first chunks that together hold `num_tokens` answer tokens; all if they hold fewer."""
+    done = 0
+    for low in range(0, len(rows), size):
+        done += sum(len(row.output_ids) for row in rows[low : low + size])
+        if done >= num_tokens:
+            return list(rows[: low + size])
+    return list(rows)
 
 
 def _row(
@@ -266,11 +310,11 @@ def _row(
 def training_rows(rows: Sequence[CorpusRow], reference: Sequence[str], *, overlap: int) -> list[CorpusRow]:
     """Rows to learn from: two answer tokens or more, no question twice at one temperature, and none
     that shares `overlap` words in a row with a reference prompt."""
-    seen: set[tuple[str, float]] = set()
+    seen: set[tuple[tuple[int, ...], float]] = set()
     kept = []
     copies = overlapping([row.prompt for row in rows], reference, n=overlap)
     for row, is_copy in zip(rows, copies, strict=True):
-        key = (row.prompt, row.temperature)
+        key = (row.prompt_ids, row.temperature)
         if len(row.output_ids) >= 2 and key not in seen and not is_copy:
             seen.add(key)
             kept.append(row)

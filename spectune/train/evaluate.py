@@ -59,15 +59,11 @@ class TextMatches:
 
 @torch.no_grad()
 def text_matches(
-    head: Eagle3Head, embedding: Tensor, sample: Sample, depth: int, slices: Sequence[int] = ()
+    head: Eagle3Head, embedding: Tensor, sample: Sample, depth: int, slices: Sequence[Tensor] = ()
 ) -> TextMatches:
-    """Drafts of every root of one text. slices: sizes of cut draft vocabularies, lowest ids kept.
-
-    Low ids are the tokens that byte-pair merging made first, so the cut needs no counts.
-    """
+    """Drafts of every root of one text. slices: rows of the draft vocabulary that a cut one would keep."""
     batch = collate([sample], 0, embedding.device)
     target_ids = head.target_ids
-    kept = [target_ids.numel(), *slices]
     matches, inside, confidence = [], [], []
     covered = torch.empty(0)
     for step, state in enumerate(unroll(head, embedding, batch, depth)):
@@ -75,7 +71,8 @@ def text_matches(
         predicted = (batch.positions[0] + 2 + step).clamp(max=sample.ids.numel() - 1)
         truth = batch.ids[0, predicted]
         valid = loss_mask(batch, step)[0]
-        drafts = torch.stack([target_ids[logits[:, :size].argmax(-1)] for size in kept])
+        chosen = [logits.argmax(-1), *(rows[logits[:, rows].argmax(-1)] for rows in slices)]
+        drafts = target_ids[torch.stack(chosen)]
         matches.append((drafts == truth) & valid)
         inside.append(valid)
         confidence.append(logits.float().softmax(-1).max(-1).values)

@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from spectune.train.generate import Answer
 
 BATCH_TOKENS = 1536
-PROMPT_TOKENS_PER_ANSWER_TOKEN = 0.42
-"""As of a corpus of 82,365 answer tokens to generated and self-written prompts."""
 _SPARE_BYTES = 1 << 28
 
 
@@ -37,24 +35,23 @@ def bytes_per_token(hidden_size: int) -> int:
     return 2 * 4 * hidden_size + 8
 
 
-def announce_size(answer_tokens: int, hidden_size: int, directory: Path, progress: Progress) -> None:
-    """Say how much the features of so many more answer tokens take on disk, before anything is decoded.
+def announce_size(size: int, directory: Path, progress: Progress) -> None:
+    """Say how many bytes of features are to come, before anything is decoded.
 
     Raises StoreError where the disk has not that much.
     """
-    if answer_tokens <= 0:
+    if size <= 0:
         return
-    size = int(answer_tokens * (1 + PROMPT_TOKENS_PER_ANSWER_TOKEN) * bytes_per_token(hidden_size))
     directory.mkdir(parents=True, exist_ok=True)
     free = shutil.disk_usage(directory).free
     if free < size + _SPARE_BYTES:
         raise StoreError(
-            f"{answer_tokens} answer tokens and their prompts take about {size / 1e9:.1f} GB in {directory}, "
-            f"where {free / 1e9:.1f} GB are free",
+            f"the features to come take about {size / 1e9:.1f} GB in {directory}, where {free / 1e9:.1f} GB are free",
             hint="make room, or lower --num-tokens-target",
         )
-    message = f"{answer_tokens} answer tokens to come, about {size / 1e9:.2f} GB in {directory}"
-    progress(TrainEvent(stage="corpus", message=message))
+    progress(
+        TrainEvent(stage="corpus", message=f"about {size / 1e9:.2f} GB of features to come in {directory}")
+    )
 
 
 def usable(rows: Sequence[CorpusRow]) -> list[CorpusRow]:

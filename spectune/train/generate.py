@@ -116,7 +116,8 @@ class Generator:
         self.max_answer_tokens, self.seed = max_answer_tokens, seed
         opening = len(frame.opening)
         longest = max(max_prompt_tokens, opening + MAX_USER_TOKENS + len(frame.closing))
-        self.max_len = longest + max_answer_tokens + 1
+        # a group is as wide as its widest row, and starts as late as a question that the target wrote itself
+        self.max_len = longest + max(max_answer_tokens + 1, opening + MAX_USER_TOKENS)
         self.batch_size = batch_size
         cache = target.new_cache(batch_size, self.max_len)
         if not isinstance(cache, KVCache):
@@ -228,10 +229,6 @@ class Generator:
         padded = torch.tensor([[*row, *([0] * (width - len(row)))] for row in ids], device=target.device)
         starts = torch.tensor(fed)
         columns = starts[:, None] + torch.arange(width)
-        over = int(columns.max()) >= self.max_len
-        if over:  # only padding may reach past the end
-            keep = self.max_len - int(starts.max())
-            padded, columns, width = padded[:, :keep], columns[:, :keep], keep
         view = SlotView(slots, target.device)
         positions = columns.to(target.device)
         if width == 1 and self._decoder is not None and slots[0] == 0 and view.span is not None:

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 
+from spectune.backend.heads import folder_digest
 from spectune.backend.prompts import chat_messages
+from spectune.draft.formats import cut_rows
 from spectune.errors import UsageError
 from spectune.records import AskedText, Judgement, Prompt
 from spectune.train.compare import HeadText, head_text, paired, report_of, verdict
 from spectune.train.corpus import chat_frame
-from spectune.train.evaluate import text_matches
+from spectune.train.evaluate import TextMatches, text_matches
 from spectune.train.export import directory_digest
 from spectune.train.generate import Answer, Generator, Job
 from spectune.train.head import Eagle3Head, head_from_checkpoint
@@ -57,6 +62,8 @@ class JudgePlan:
             raise UsageError("the workload has no prompt to judge on")
         if self.num_tokens < 1 or self.max_tokens < 2:
             raise UsageError("--num-tokens must be at least 1 and --max-tokens at least 2")
+        if wrong := [value for value in self.temperatures if not 0.0 <= value < math.inf]:
+            raise UsageError(f"--temperature {wrong[0]} is no temperature", hint="0 is greedy")
 
 
 def judge(plan: JudgePlan, progress: Progress = silent) -> Judgement:
@@ -84,8 +91,12 @@ def judge(plan: JudgePlan, progress: Progress = silent) -> Judgement:
         for name in [name for name in loaded if layers[name] == ids]:
             progress(TrainEvent(stage="eval", message=f"{name} along {len(samples)} texts"))
             head = head_from_checkpoint(loaded[name], ids).to(target.device)
+            # a head with an embedding of its own reads that one, as it does when it drafts
+            own = loaded[name].tensors.get("embed_tokens.weight", target.embed_weight)
+            embedding = own.to(target.device, target.dtype)
+            slices = [cut_rows(head.target_ids, size, tokenizer.eos_ids) for size in slices_of(loaded[name])]
             found[name] = [
-                head_text(text, _matches(head, target, sample, plan.num_tokens))
+                head_text(text, _matches(head, target, embedding, sample, plan.num_tokens, slices))
                 for text, sample in zip(asked, samples, strict=True)
             ]
     reports = tuple(report_of(name, found[name], slices_of(loaded[name])) for name, _ in plan.heads)
@@ -102,12 +113,12 @@ def judge(plan: JudgePlan, progress: Progress = silent) -> Judgement:
 
 
 def settings_of(plan: JudgePlan) -> dict[str, Any]:
-    """What was judged on what; names and digests, no folders."""
+    """What was judged on what, by names and digests."""
     name, digest = plan.workload or (None, None)
     return {
         "target": plan.target.name,
         "target_digest": directory_digest(plan.target),
-        "heads": {head: directory_digest(path) for head, path in plan.heads},
+        "heads": {head: folder_digest(path) for head, path in plan.heads},
         "workload": name,
         "workload_digest": digest,
         "num_prompts": len(plan.prompts),
@@ -125,12 +136,12 @@ def slices_of(head: Any) -> list[int]:
     return [size for size in SLICES if size < head.config.draft_vocab_size]
 
 
-def _matches(head: Eagle3Head, target: Target, sample: Sample, depth: int) -> Any:
+def _matches(
+    head: Eagle3Head, target: Target, embedding: Tensor, sample: Sample, depth: int, slices: Sequence[Tensor]
+) -> TextMatches:
     is_bf16 = target.dtype == torch.bfloat16
     with torch.autocast(target.device.type, dtype=torch.bfloat16, enabled=is_bf16):
-        size = head.config.draft_vocab_size
-        slices = [cut for cut in SLICES if cut < size]
-        return text_matches(head, target.embed_weight, sample, depth, slices)
+        return text_matches(head, embedding, sample, depth, slices)
 
 
 def answers_of(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -77,9 +78,9 @@ class TrainPlan:
             raise UsageError(f"--holdout-every {self.holdout_every} leaves nothing to train on")
         if self.optimizer not in ("adamw", "muon"):
             raise UsageError(f"--optimizer {self.optimizer} is unknown", hint="use adamw or muon")
-        if self.lr <= 0:
-            raise UsageError(f"--lr {self.lr} is not positive")
-        if self.temperature <= 0:
+        if not 0 < self.lr < math.inf:
+            raise UsageError(f"--lr {self.lr} is not a positive number")
+        if not 0 < self.temperature < math.inf:
             raise UsageError(
                 f"--temperature {self.temperature} is that of the sampled answers, above 0",
                 hint="--greedy-share 1 makes all answers greedy",

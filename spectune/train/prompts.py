@@ -45,7 +45,10 @@ class TrainingPrompt:
 
 
 def own_prompts(prompts: Iterable[Prompt], seed: int) -> tuple[TrainingPrompt, ...]:
-    """The user's prompts in shuffled order, so that a part of them is like the whole."""
+    """The user's prompts in shuffled order, so that a part of them is like the whole.
+
+    Asked is what a sweep asks of a row: its system message and its first turn.
+    """
     asked = [
         TrainingPrompt(
             category=prompt.category,
@@ -140,8 +143,10 @@ def _sentence_case(text: str) -> str:
 
 
 def ngrams(text: str, n: int) -> set[tuple[str, ...]]:
-    """Word n-grams of a text, lower case, punctuation dropped."""
+    """Word n-grams of a text, lower case, punctuation dropped; a shorter text is one as a whole."""
     words = re.findall(r"\w+", text.lower())
+    if len(words) < n:
+        return {tuple(words)} if words else set()
     return {tuple(words[i : i + n]) for i in range(len(words) - n + 1)}
 
 

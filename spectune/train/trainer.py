@@ -6,27 +6,32 @@ step continues exactly as if it had not.
 
 from __future__ import annotations
 
+import json
 import math
 import random
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from spectune.errors import RunError, StoreError
+from spectune.train.corpus import append_whole, replace_whole
 from spectune.train.evaluate import HeldOut, evaluate
 from spectune.train.features import FeatureStore
 from spectune.train.head import Eagle3Head
 from spectune.train.optimizer import HeadOptimizer, learning_rate
 from spectune.train.plan import Progress, TrainEvent, TrainPlan
-from spectune.train.ttt import collate, ttt_loss
+from spectune.train.ttt import Sample, collate, ttt_loss
 
 TRAIN_SETTINGS = (
     "num_tokens", "draft_vocab_size", "ttt_steps", "decay", "epochs", "lr", "min_lr_ratio", "warmup",
     "clip", "batch_tokens", "holdout_every", "seed", "optimizer", "init_from", "corpus_share",
 )  # fmt: skip
+SAMPLE_TENSORS = ("ids", "answer_start", "features", "final", "top")
 _SORT_POOL = 64
 _REPORT_EVERY = 10
 
@@ -73,7 +78,10 @@ def batches(lengths: Sequence[int], budget: int, epoch: int, seed: int) -> list[
 
 
 class Trainer:
-    """Trains one head on one feature store. `embedding`: [V, H]; `draft_rows`: [D, H], both frozen."""
+    """Trains one head on one feature store. `embedding`: [V, H]; `draft_rows`: [D, H], both frozen.
+
+    data_digest: of the rows and the draft vocabulary; a state of other ones is not continued.
+    """
 
     def __init__(
         self,
@@ -85,10 +93,12 @@ class Trainer:
         directory: Path,
         progress: Progress,
         kept: frozenset[int] | None = None,
+        data_digest: str | None = None,
     ) -> None:
         self.plan, self.head, self.store, self.progress = plan, head, store, progress
         self.embedding, self.draft_rows = embedding, draft_rows
-        self.path = directory / "train-state.pt"
+        self.path, self.curve = directory / "train-state.pt", directory / "curve.jsonl"
+        self._data_digest = data_digest
         train_ids, held = split(store, plan.holdout_every, kept)
         self.train_ids = train_ids[: math.ceil(plan.corpus_share * len(train_ids))]
         self.held = [i for i in held if store.is_greedy(i)][: plan.eval_samples]
@@ -99,6 +109,7 @@ class Trainer:
         self.optimizer = HeadOptimizer(head, plan)
         self.step = self.num_tokens = 0
         self.held_out: HeldOut | None = None
+        self._is_updating = False
 
     def run(self, *, until: int | None = None) -> HeldOut | None:
         """Train to the end (or to step `until`); an interrupt saves the state and is passed on."""
@@ -117,7 +128,8 @@ class Trainer:
                 rate = (self.num_tokens - tokens_at_start) / (time.monotonic() - started)
                 self._report(losses, rate)
         except KeyboardInterrupt:
-            self.save()
+            if not self._is_updating:  # half an update is no state; the last checkpoint stays
+                self.save()
             raise
         self.save()
         return self.held_out
@@ -144,22 +156,32 @@ class Trainer:
         loss.backward()  # type: ignore[no-untyped-call]
         norm = torch.nn.utils.clip_grad_norm_(self.head.parameters(), plan.clip)
         if not bool(torch.isfinite(norm)):
-            self._stop_at(sample_ids, losses, float(norm))
+            self._stop_at(sample_ids, samples, losses, float(norm))
+        self._is_updating = True
         self.optimizer.step(learning_rate(plan, self.step, self.total_steps))
         self.step += 1
         self.num_tokens += sum(self.store.answer_length(i) for i in sample_ids)
+        self._is_updating = False
         return losses
 
-    def _stop_at(self, sample_ids: Sequence[int], losses: Sequence[float], norm: float) -> None:
+    def _stop_at(
+        self, sample_ids: Sequence[int], samples: Sequence[Sample], losses: Sequence[float], norm: float
+    ) -> None:
         """Save the weights before the bad update and the batch that caused it, then fail."""
         self.save()
         path = self.path.with_name("bad-batch.pt")
-        indices = [self.store.corpus_index(i) for i in sample_ids]
-        torch.save({"step": self.step, "corpus_indices": indices, "losses": list(losses)}, path)
+        batch = {
+            "step": self.step,
+            "corpus_indices": [self.store.corpus_index(i) for i in sample_ids],
+            "losses": list(losses),
+            "samples": [{name: getattr(one, name) for name in SAMPLE_TENSORS} for one in samples],
+        }
+        _save_whole(batch, path)
         raise RunError(
             f"step {self.step}: the gradient is {norm}, losses {', '.join(f'{loss:.4g}' for loss in losses)}; "
             f"the batch is in {path}, the weights before it in {self.path}",
-            hint="lower --lr, or take the rows out of the corpus",
+            hint=f"look at these rows; to start over with a lower --lr, delete {self.path.name}: corpus and "
+            "features stay",
         )
 
     def _report(self, losses: Sequence[float], rate: float) -> None:
@@ -172,6 +194,7 @@ class Trainer:
             message = f"held out: {self.held_out.text}"
         if self.step % _REPORT_EVERY and not message:
             return
+        self._note(losses, rate, has_new=bool(message))
         shown = " ".join(f"{loss:.3f}" for loss in losses)
         self.progress(
             TrainEvent(
@@ -185,6 +208,25 @@ class Trainer:
             )
         )
 
+    def _note(self, losses: Sequence[float], rate: float, *, has_new: bool) -> None:
+        """One line of the training curve."""
+        row = {
+            "step": self.step,
+            "num_tokens": self.num_tokens,
+            "losses": [round(loss, 5) for loss in losses],
+            "tokens_per_s": round(rate, 1),
+            "held_out": asdict(self.held_out) if has_new and self.held_out is not None else None,
+        }
+        append_whole(self.curve, json.dumps(row) + "\n")
+
+    def _cut_curve(self) -> None:
+        """Drop lines beyond the step from which training goes on."""
+        if not self.curve.exists():
+            return
+        lines = self.curve.read_text(encoding="utf-8").split("\n")[:-1]
+        kept = [line for line in lines if json.loads(line)["step"] <= self.step]
+        replace_whole(self.curve, "".join(f"{line}\n" for line in kept).encode())
+
     def evaluate(self) -> HeldOut:
         """Acceptance on the held-out greedy answers."""
         return evaluate(
@@ -197,23 +239,15 @@ class Trainer:
 
     def save(self) -> None:
         """Weights, optimiser and position, written whole or not at all."""
-        partial = self.path.with_suffix(".partial")
         state = {
             "digest": self.plan.digest(*TRAIN_SETTINGS),
+            "data": self._data_digest,
             "step": self.step,
             "num_tokens": self.num_tokens,
             "head": self.head.state_dict(),
             "optimizer": self.optimizer.state_dict(),
         }
-        try:
-            torch.save(state, partial)
-            partial.replace(self.path)
-        except (OSError, RuntimeError) as error:  # torch's writer raises RuntimeError on a full disk
-            partial.unlink(missing_ok=True)
-            raise StoreError(
-                f"{self.path} cannot be written: {error}",
-                hint="make room and give --resume: the state saved before is kept",
-            ) from error
+        _save_whole(state, self.path)
 
     def resume(self) -> bool:
         """Continue from the stored state, if there is one; other settings are refused."""
@@ -230,7 +264,27 @@ class Trainer:
                 f"{self.path} was written with other training settings",
                 hint="use the same settings, or another --output-dir",
             )
+        if (known := state.get("data")) is not None and known != self._data_digest:
+            raise StoreError(
+                f"{self.path} was trained on other rows or another draft vocabulary than the corpus gives now",
+                hint="give --num-tokens-target, --prompts and --apart-from as before, or another --output-dir",
+            )
         self.head.load_state_dict(state["head"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.step, self.num_tokens = state["step"], state["num_tokens"]
+        self._cut_curve()
         return True
+
+
+def _save_whole(state: dict[str, Any], path: Path) -> None:
+    """torch.save, whole or not at all."""
+    partial = path.with_suffix(".partial")
+    try:
+        torch.save(state, partial)
+        partial.replace(path)
+    except (OSError, RuntimeError) as error:  # torch's writer raises RuntimeError on a full disk
+        partial.unlink(missing_ok=True)
+        raise StoreError(
+            f"{path} cannot be written: {error}",
+            hint="make room and give --resume: the state saved before is kept",
+        ) from error

@@ -3,8 +3,8 @@
     python tests/bench/head_curve.py --corpus runs/head --shares 0.25,0.5,1 --work runs/curve \
         --workload mt_bench.jsonl [--epochs 1] [--init-from smollm2-135m-eagle3] [--output curve.json]
 
---corpus is the output directory of a `spectune train eagle3` with a finished corpus; its texts and features
-are read where they lie. Every head starts from the same weights, sees every row of its share --epochs times
+--corpus is the output directory of a `spectune train eagle3` with a finished corpus, made with the default
+settings of texts; texts and features are read where they lie. Every head starts from the same weights, sees every row of its share --epochs times
 and is judged with its draft vocabulary uncut. A finished head is not trained again. Printed are the lengths
 with intervals over texts, the paired ratio of each size over the one before, and what one more doubling
 gives if the last one is a guide.
@@ -95,8 +95,11 @@ def beside(corpus: Path, directory: Path) -> Path:
     directory.mkdir(parents=True, exist_ok=True)
     for name in ("corpus.jsonl", "run.json"):
         shutil.copyfile(corpus / name, directory / name)
-    if not (directory / "features").exists():
-        (directory / "features").symlink_to((corpus / "features").resolve(), target_is_directory=True)
+    (directory / "features").mkdir(exist_ok=True)
+    for shard in (corpus / "features").glob("shard-*.safetensors"):
+        link = directory / "features" / shard.name
+        if not link.exists():
+            link.symlink_to(shard.resolve())  # one that had to be made again would take the link's place
     return directory
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -138,3 +139,26 @@ def test_cut_draft_vocab_keeps_the_lowest_tokens_and_their_rows(tmp_path: Path) 
     assert again.config.draft_vocab_size == 10
     with pytest.raises(CheckpointError, match=r"1\.\.24"):
         cut_draft_vocab(head, 25)
+
+
+def test_cut_draft_vocab_keeps_the_end_of_a_turn(tmp_path: Path) -> None:
+    """Ten tokens, the turn's end being the highest of all: nine lowest ones and the end, with their rows."""
+    head = stored_head(tmp_path / "in")
+    assert head.draft_to_target is not None
+    end = int(head.draft_to_target[-1])
+
+    cut = cut_draft_vocab(head, 10, (end, TARGET.vocab_size + 5))
+
+    assert cut.draft_to_target is not None
+    assert cut.draft_to_target.tolist() == [*head.draft_to_target[:9].tolist(), end]
+    assert torch.equal(cut.tensors["lm_head.weight"][-1], head.tensors["lm_head.weight"][-1])
+
+
+def test_speculators_layout_names_the_targets_architecture(tmp_path: Path) -> None:
+    """A head of a Qwen3 target says so; vLLM checks the verifier by this name."""
+    target = replace(TARGET, model_type="qwen3")
+
+    path = write_head(stored_head(tmp_path / "in"), tmp_path / "out", target, "speculators", verifier="toy")
+
+    written = json.loads((path / "config.json").read_text())
+    assert written["speculators_config"]["verifier"]["architectures"] == ["Qwen3ForCausalLM"]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -65,6 +67,7 @@ def test_head_text_counts_what_was_reached_and_kept() -> None:
     assert (found.reached, found.accepted) == ((4, 2), (3, 1))
     assert found.rounds == ((Round(0, 2), Round(3, 1)),)
     assert (found.num_covered, found.num_tokens) == (3, 4)
+    assert found.roots == ((2, 2), (2, 1), (2, 0), (1, 1))  # drafts with a token to match, first ones that do
     # 0.05: one draft, wrong; 0.5 and 0.55: two, one right; 0.95, 0.95, 1.0: three, all right
     assert [(count, right) for count, _, right in found.bins if count] == [(1, 0), (2, 1), (3, 3)]
 
@@ -115,11 +118,21 @@ def test_report_calibration_is_counts_by_tenth_and_their_mean_gap() -> None:
 
 def test_by_place_parts_rounds_at_their_root() -> None:
     """Roots at 0, 3 and 4 with an edge at 4: 1 + (2 + 0)/2 before it, 1 + 1/1 from it on."""
-    cut = by_place([rounds_text(text_of(), 2, 0, 1)], (4,), lambda one, root: root.position)
+    cut = by_place([rounds_text(text_of(), 2, 0, 1)], (4,), lambda one, root: root)
 
     lengths = {label: found.acceptance_length for label, found in cut.items()}
     assert {label: found.value for label, found in lengths.items() if found} == {"0-3": 2.0, "4+": 2.0}
     assert {label: found.num_rounds for label, found in cut.items()} == {"0-3": 2, "4+": 1}
+
+
+def test_by_place_tells_acceptance_draft_by_draft() -> None:
+    """Roots 0 and 1: 2 of 2 first drafts, 1 of 2 second ones; roots 2 and 3: 1 of 2, the last has no second."""
+    text = replace(rounds_text(text_of(), 2, 0), roots=((2, 2), (2, 1), (2, 0), (1, 1)))
+
+    cut = by_place([text], (2,), lambda one, root: root)
+
+    assert cut["0-1"].conditional == (1.0, 0.5)
+    assert cut["2+"].conditional == (0.5, None)
 
 
 def test_paired_ratio_is_of_pooled_lengths_and_certain_where_all_texts_agree() -> None:
@@ -141,7 +154,12 @@ def test_paired_ignores_looping_texts() -> None:
 
 
 @pytest.mark.parametrize(
-    ("low", "words"), [(1.05, "new is the best"), (0.97, "not beyond the noise")], ids=["clear", "noise"]
+    ("low", "words"),
+    [
+        (1.05, "new is the best: 3.00 tokens a round with a chain of 2, 1.100 times old (1.050 to 1.200)"),
+        (0.97, "1.100 times old (0.970 to 1.200), but not beyond the noise"),
+    ],
+    ids=["clear", "noise"],
 )
 def test_verdict_names_a_winner_only_beyond_the_noise(low: float, words: str) -> None:
     """The interval of the ratio decides between a winner and a head that is merely ahead."""
@@ -149,6 +167,14 @@ def test_verdict_names_a_winner_only_beyond_the_noise(low: float, words: str) ->
     pair = Pair(head="new", base="old", ratio=Interval(value=1.1, low=low, high=1.2, n=9, level=0.95))
 
     assert words in verdict(reports, [pair])
+
+
+def test_verdict_says_by_how_much_of_a_pair_named_the_other_way_round() -> None:
+    """The pair says old over new, 0.8 (0.5 to 1.0); new is 1.25 times old, 1.0 to 2.0."""
+    reports = [report_of("new", [rounds_text(text_of(), 2)]), report_of("old", [rounds_text(text_of(), 1)])]
+    pair = Pair(head="old", base="new", ratio=Interval(value=0.8, low=0.5, high=1.0, n=9, level=0.95))
+
+    assert "1.250 times old (1.000 to 2.000)" in verdict(reports, [pair])
 
 
 def test_verdict_single_head_that_drafts_nothing_right_says_what_to_check() -> None:

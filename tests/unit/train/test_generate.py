@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
@@ -95,6 +97,24 @@ def test_generator_is_a_function_of_seed_and_jobs() -> None:
 
     assert texts(1) == texts(1)
     assert texts(1) != texts(2)
+
+
+def test_generator_groups_late_questions_with_wide_ones_when_answers_are_short() -> None:
+    """Answers of two tokens: a closing after a long question of the target's own, beside a prompt that is wide."""
+    target = toy_target()
+    asked = jobs_of([125, 4, 120, 3, 60, 2])
+    jobs = [
+        *asked,
+        *(replace(job, index=6 + i, writes_prompt=True) for i, job in enumerate(jobs_of([4] * 6))),
+    ]
+    generator = Generator(
+        target, FRAME, (2,), batch_size=12, max_prompt_tokens=130, max_answer_tokens=2, seed=3
+    )
+
+    answers = generator.run(jobs)
+
+    for answer in answers:
+        assert list(answer.output_ids) == greedy(target, answer.prompt_ids, 2)
 
 
 def test_generator_own_prompts_stand_inside_the_chat_frame() -> None:

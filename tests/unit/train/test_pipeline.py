@@ -23,6 +23,7 @@ from spectune.train.corpus import (
     chunk_jobs,
     chunk_size,
     read_corpus,
+    size_to_come,
     training_rows,
 )
 from spectune.train.export import export_head
@@ -36,7 +37,7 @@ from spectune.train.features import (
 from spectune.train.generate import Answer, ChatFrame, Job
 from spectune.train.head import Eagle3Head, head_config, init_from_head, init_from_target
 from spectune.train.optimizer import learning_rate
-from spectune.train.pipeline import check_vocabulary, draft_vocab
+from spectune.train.pipeline import check_vocabulary, data_digest, draft_vocab
 from spectune.train.plan import TrainEvent, TrainPlan, silent
 from spectune.train.prompts import own_prompts
 from spectune.train.trainer import Trainer, batches, split
@@ -220,20 +221,121 @@ def test_corpus_asks_the_whole_conversation_of_a_users_prompt(tmp_path: Path) ->
 def test_corpus_says_what_it_will_take_on_disk_before_it_decodes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A million answer tokens and their prompts at H = 576 take 6.55 GB; with 1 MB free they are refused."""
+    """6.55 GB to come are told, nothing to come is not; with 1 MB free they are refused."""
     events: list[TrainEvent] = []
 
-    announce_size(1_000_000, 576, tmp_path, events.append)
-    announce_size(0, 576, tmp_path, events.append)
+    announce_size(6_550_000_000, tmp_path, events.append)
+    announce_size(0, tmp_path, events.append)
 
-    # 2 bytes · 4 · 576 and two int32 a token: 4,616 bytes · 1.42 million = 6.55 GB
-    assert [event.message for event in events] == [
-        f"1000000 answer tokens to come, about 6.55 GB in {tmp_path}"
-    ]
+    assert [event.message for event in events] == [f"about 6.55 GB of features to come in {tmp_path}"]
     usage = type("Usage", (), {"free": 1_000_000})
     monkeypatch.setattr(features.shutil, "disk_usage", lambda path: usage)
-    with pytest.raises(StoreError, match=r"take about 6\.6 GB .* where 0\.0 GB are free"):
-        announce_size(1_000_000, 576, tmp_path, events.append)
+    with pytest.raises(StoreError, match=r"take about 6\.5 GB .* where 0\.0 GB are free"):
+        announce_size(6_550_000_000, tmp_path, events.append)
+
+
+def test_corpus_size_to_come_counts_whole_chunks_and_the_users_long_prompts(tmp_path: Path) -> None:
+    """16 rows a chunk: one answer token asked for costs a chunk; 5 own prompts of 400 tokens, cut at 24."""
+    plan = plan_for(tmp_path, num_tokens=1)  # chunks of 4 x 4 rows
+
+    assert size_to_come(plan, []) == 16 * 161 + 16 * 67
+    assert size_to_come(plan, [], own_tokens=[400] * 5) == 16 * 161 + 5 * 24 + 11 * 67
+    made = make_corpus(plan_for(tmp_path, num_tokens=100))
+    assert size_to_come(plan_for(tmp_path, num_tokens=100), made) == 0
+
+
+def test_corpus_that_holds_more_gives_the_rows_of_a_smaller_one(tmp_path: Path) -> None:
+    """A file grown to 600 tokens, asked for 100: the rows that a corpus of 100 has, the file as it was."""
+    small_dir, large_dir = tmp_path / "small", tmp_path / "large"
+    small_dir.mkdir()
+    large_dir.mkdir()
+    small = make_corpus(plan_for(small_dir, num_tokens=100))
+    large = make_corpus(plan_for(large_dir))
+    before = (large_dir / "corpus.jsonl").read_bytes()
+
+    again = make_corpus(plan_for(large_dir, num_tokens=100))
+
+    assert len(small) < len(large)
+    assert again == small
+    assert (large_dir / "corpus.jsonl").read_bytes() == before
+
+
+def test_corpus_reads_back_prompts_with_line_breaks_of_unicode(tmp_path: Path) -> None:
+    """U+2028, U+2029 and U+0085 inside a prompt do not end a line of the file."""
+    plan = plan_for(tmp_path)
+    text = "one\u2028two\u2029three\u0085four"
+    own = own_prompts([Prompt(prompt_id="p", category="mine", turns=(text,))], seed=0)
+    path = tmp_path / "corpus.jsonl"
+
+    rows = build_corpus(plan, path, ToyTokenizer(), answer, silent, own=own)  # type: ignore[arg-type]
+
+    assert rows[0].prompt == text
+    assert read_corpus(path) == rows
+
+
+def test_trainer_state_of_other_rows_is_refused(
+    prepared: tuple[TrainPlan, list[CorpusRow], FeatureStore],
+) -> None:
+    """A checkpoint of one set of rows is not continued with another, whose draft vocabulary may differ."""
+    plan, rows, store = prepared
+    vocab = draft_vocab(plan, rows, VOCAB, (2,))
+    first, other = make_trainer(plan, store, rows), make_trainer(plan, store, rows)
+    first._data_digest, other._data_digest = data_digest(rows, vocab), data_digest(rows[:-1], vocab)
+    first.run(until=1)
+
+    assert first.resume()
+    with pytest.raises(StoreError, match="other rows or another draft vocabulary"):
+        other.resume()
+
+
+def test_trainer_keeps_its_curve_and_cuts_it_where_it_goes_on(
+    prepared: tuple[TrainPlan, list[CorpusRow], FeatureStore],
+) -> None:
+    """A line at the last step with losses by unrolled step and what was held out; none twice after a resume."""
+    base, rows, store = prepared
+    plan = plan_for(base.output_dir, checkpoint_every=2)
+    trainer = make_trainer(plan, store, rows)
+    trainer.run()
+    lines = [json.loads(line) for line in trainer.curve.read_text().splitlines()]
+
+    assert lines[-1]["step"] == trainer.total_steps
+    assert len(lines[-1]["losses"]) == plan.ttt_steps
+    assert lines[-1]["held_out"]["acceptance_length"] >= 1.0
+    with trainer.curve.open("a") as file:
+        file.write(json.dumps({"step": trainer.total_steps + 1}) + "\n")
+    assert make_trainer(plan, store, rows).resume()
+    assert [json.loads(line)["step"] for line in trainer.curve.read_text().splitlines()] == [
+        line["step"] for line in lines
+    ]
+
+
+def test_trainer_interrupted_inside_an_update_keeps_the_last_checkpoint(
+    prepared: tuple[TrainPlan, list[CorpusRow], FeatureStore],
+) -> None:
+    """Ctrl-C while the optimiser writes weights: half an update is not saved, the run ends as if unbroken."""
+    base, rows, store = prepared
+    plan = plan_for(base.output_dir, checkpoint_every=2)
+    whole = make_trainer(plan, store, rows)
+    whole.run()
+    whole.path.unlink()
+    victim = make_trainer(plan, store, rows)
+    apply = victim.optimizer.step
+
+    def interrupted(lr: float) -> None:
+        apply(lr)
+        if victim.step == 3:
+            raise KeyboardInterrupt
+
+    victim.optimizer.step = interrupted  # type: ignore[method-assign]
+    with pytest.raises(KeyboardInterrupt):
+        victim.run()
+
+    again = make_trainer(plan, store, rows)
+    assert again.resume()
+    assert again.step == 2
+    again.run()
+    for name, value in whole.head.state_dict().items():
+        assert torch.equal(value, again.head.state_dict()[name]), name
 
 
 def test_features_shard_equals_a_direct_pass_of_the_target(
@@ -455,13 +557,18 @@ def test_training_rows_drop_repeated_questions_and_copies_of_measured_prompts(tm
     """The same question at the same temperature is learnt once; a copied prompt not at all."""
     row = make_corpus(plan_for(tmp_path))[0]
     same = replace(row, index=1)
+    instructed = replace(
+        row, index=5, prompt_ids=(9, *row.prompt_ids)
+    )  # the same words, another system message
     hotter = replace(row, index=2, temperature=0.5)
-    copied = replace(row, index=3, prompt="please tell us one two three four five now")
+    copied = replace(row, index=3, prompt="please tell us one two three four five now", prompt_ids=(1, 2))
+    short = replace(row, index=6, prompt="Who is he?", prompt_ids=(3, 4))
     empty = replace(row, index=4, prompt="another", output_ids=(2,))
 
-    kept = training_rows([row, same, hotter, copied, empty], ["say one two three four five again"], overlap=5)
+    rows = [row, same, hotter, copied, empty, instructed, short]
+    kept = training_rows(rows, ["say one two three four five again", "who is he"], overlap=5)
 
-    assert [r.index for r in kept] == [0, 2]
+    assert [r.index for r in kept] == [0, 2, 5]
 
 
 def test_trainer_two_runs_write_the_same_bytes(
@@ -517,6 +624,7 @@ def test_trainer_nan_stops_with_the_batch_and_the_weights_before_it(
     batch = list(trainer._schedule())[2]
     assert saved["step"] == 2
     assert saved["corpus_indices"] == [store.corpus_index(i) for i in batch]
+    assert [one["ids"].tolist() for one in saved["samples"]] == [store.sample(i).ids.tolist() for i in batch]
     assert torch.load(trainer.path, weights_only=True)["step"] == 2
 
 
