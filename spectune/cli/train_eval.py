@@ -115,13 +115,18 @@ def _report_lines(report: HeadReport, num_tokens: int) -> list[str]:
         ("draft vocabulary", report.by_draft_vocab),
     ]
     for title, cut in cuts:
-        lines += [f"  {title} {label}: {_length(found)}" for label, found in cut.items()]
+        lines += [f"  {title} {label}: {_length(found)}{_by_draft(found)}" for label, found in cut.items()]
     for cell in report.calibration:
         lines.append(
             f"  sure {percent(cell.confidence)}: right {percent(cell.accepted)} of {cell.num_drafts} drafts"
         )
     lines.append(f"  mean gap between sure and right: {percent(report.calibration_error)}")
     return lines
+
+
+def _by_draft(found: Acceptance) -> str:
+    """Acceptance draft by draft; nothing for cuts of the vocabulary, which have none."""
+    return f", accepted {' '.join(map(percent, found.conditional))}" if found.conditional else ""
 
 
 def _length(found: Acceptance) -> str:

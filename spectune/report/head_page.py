@@ -34,7 +34,9 @@ def render_heads(judgement: Judgement) -> str:
             position_chart(reports, styles) or "",
         )
         + section(
-            "categories", "Where it helps", "", category_chart(reports, styles) or "",
+            "categories", "Where it helps",
+            "In the tables, below each length: drafts accepted given that those before were.",
+            category_chart(reports, styles) or "",
             details("by category", cut_table(judgement, "category", "by_category")),
             details("by context", cut_table(judgement, "context, tokens", "by_context")),
             details("by place in the output", cut_table(judgement, "output token", "by_position")),
@@ -103,13 +105,22 @@ def cut_table(judgement: Judgement, title: str, cut: str) -> Html:
     rows = [
         Row(
             cells=[
-                label, *(length(found.get(label)) for found in cuts),
+                label, *(_with_drafts(found.get(label)) for found in cuts),
                 str(max(found[label].num_texts for found in cuts if label in found)),
             ]
         )
         for label in labels
     ]  # fmt: skip
     return table(columns, rows, empty=NO_ROUND)
+
+
+def _with_drafts(found: Acceptance | None) -> Value:
+    """An acceptance length, and below it the share accepted draft by draft."""
+    value = length(found)
+    if found is None or isinstance(value, Missing) or not found.conditional:
+        return value
+    shares = ", ".join("-" if share is None else f"{share:.0%}" for share in found.conditional)
+    return Html(f"{escape(value)}<small>{escape(shares)}</small>")
 
 
 def bins_table(judgement: Judgement) -> Html:

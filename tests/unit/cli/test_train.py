@@ -58,6 +58,7 @@ def test_eval_tells_every_cut_and_a_verdict(
     text = capsys.readouterr().out
     assert "chain of 2" in text
     assert "category a:" in text
+    assert " accepted " in next(line for line in text.splitlines() if "category a:" in line)
     assert "place in output 0-31:" in text
     assert text.splitlines()[-1].startswith("verdict: ")
     saved = json.loads((tmp_path / "out" / "eval.json").read_text())

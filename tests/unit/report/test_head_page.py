@@ -28,7 +28,7 @@ def report_of(name: str, value: float, **changes: object) -> HeadReport:
         "name": name,
         "overall": pooled(value, 0.5, 0.4, None),
         "with_loops": pooled(value + 0.05),
-        "by_category": {"chat": pooled(value), "code & more": pooled(value + 0.2)},
+        "by_category": {"chat": pooled(value, 0.44, 0.33), "code & more": pooled(value + 0.2)},
         "by_temperature": {"0": pooled(value)},
         "by_context": {"0-127": pooled(value)},
         "by_position": {"0-31": pooled(value)},
@@ -81,6 +81,7 @@ def test_page_shows_every_head_pair_and_cut() -> None:
     assert "1.700 (1.600 to 1.800)" in text
     assert "1.062 (1.040 to 1.080)" in text
     assert "code &amp; more" in page
+    assert "44%, 33%" in text
     assert "1.400 (1.300 to 1.500)" in text  # cut to 1,024 tokens
     assert "toy \N{MIDDLE DOT} mine \N{MIDDLE DOT} cpu" in text
     for chart in ("head-positions", "head-categories", "head-reliability"):
