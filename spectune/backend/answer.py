@@ -173,16 +173,19 @@ class Answer:
             cut = Cut.EOS if self.stop_reason is None else Cut.STOP
         try:
             return steps_from_report(
-                self.report, num_output_tokens=num_tokens, cut=cut, num_chunks=self._num_chunks(num_tokens)
+                self.report,
+                num_output_tokens=num_tokens,
+                cut=cut,
+                chunk_tokens=self._event_tokens(num_tokens),
             ), None
         except (EngineFailure, UsageError) as error:
             return None, error.message
 
-    def _num_chunks(self, num_tokens: int) -> int | None:
-        """Events that carried tokens, where their ids account for every token."""
+    def _event_tokens(self, num_tokens: int) -> list[int] | None:
+        """Tokens of the events that carried some, where their ids account for every token of a stream."""
         if not self.has_ids or len(self.output_ids) != num_tokens or len(self.chunk_s) < 2:
             return None
-        return sum(count > 0 for count in self.chunk_tokens)
+        return [count for count in self.chunk_tokens if count > 0]
 
 
 def error_message(chunk: dict[str, Any]) -> str | None:

@@ -21,24 +21,26 @@ def steps_from_report(
     *,
     num_output_tokens: int,
     cut: Cut = Cut.LENGTH,
-    num_chunks: int | None = None,
+    chunk_tokens: Sequence[int] | None = None,
 ) -> tuple[StepRecord, ...]:
     """All steps of a request with `num_output_tokens` tokens, the first of which is no step's.
 
     1 + Σ emitted = output tokens fixes (plain steps - tokens cut from the last step). Both are taken
-    as small as possible, unless `num_chunks` says how many there were: a stream of one event a step
-    has 1 + plain + drafting of them. Plain steps come first, because their place is not reported.
-    Without per-step counts the histogram gives the steps, in no particular order. EngineFailure where
-    the counts contradict each other.
+    as small as possible, unless `chunk_tokens`, the tokens of every event of the stream, rule that out:
+    an event holds one step, or several where the server was too busy to send each (vLLM then joins
+    them). Plain steps come first, because their place is not reported. Without per-step counts the
+    histogram gives the steps, in no particular order. EngineFailure where the counts contradict each
+    other.
     """
     steps, is_ordered = _drafting_steps(report)
     emitted = sum(step.num_emitted for step in steps)
     excess = num_output_tokens - 1 - emitted
     num_plain, num_cut = max(0, excess), max(0, -excess)
-    if num_chunks is not None and steps:
-        seen = num_chunks - 1 - len(steps)
-        if seen > num_plain and seen - excess <= steps[-1].num_accepted:
-            num_plain, num_cut = seen, seen - excess
+    if chunk_tokens is not None and steps and is_ordered:
+        for more in range(num_cut, steps[-1].num_accepted + 1):
+            if _fits_events([step.num_emitted for step in steps], more, chunk_tokens):
+                num_plain, num_cut = excess + more, more
+                break
     if num_cut == 0:
         return (PLAIN,) * num_plain + steps
     cut_at = _last_that_holds(steps, num_cut, is_ordered=is_ordered)
@@ -49,6 +51,32 @@ def steps_from_report(
     return (
         (PLAIN,) * num_plain + steps[:cut_at] + steps[cut_at + 1 :] + (_shorten(steps[cut_at], num_cut, cut),)
     )
+
+
+def _fits_events(emitted: Sequence[int], num_cut: int, chunk_tokens: Sequence[int]) -> bool:
+    """Whether drafting steps of these sizes, in order, and plain steps anywhere between fill the events.
+
+    Every event holds whole steps. A step that is cut is the last of all. The first token of the first
+    event is no step's. Walks the events with the set of numbers of drafting steps that may be done.
+    """
+    sizes = [chunk_tokens[0] - 1, *chunk_tokens[1:]]
+    sizes = [size for size in sizes if size > 0]
+    whole = [*emitted[:-1], emitted[-1] - num_cut]
+    done = {0}
+    for index, size in enumerate(sizes):
+        is_last = index == len(sizes) - 1
+        reached = set()
+        for count in done:
+            left = size
+            reached.add(count)  # plain steps alone
+            while count < len(whole) and whole[count] <= left:
+                if num_cut and count == len(whole) - 1 and not is_last:
+                    break
+                left -= whole[count]
+                count += 1
+                reached.add(count)
+        done = reached
+    return len(whole) in done
 
 
 def _drafting_steps(report: Mapping[str, Any]) -> tuple[tuple[StepRecord, ...], bool]:

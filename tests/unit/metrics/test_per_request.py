@@ -72,19 +72,60 @@ def test_chunks_tell_plain_steps_and_cut_tokens_apart() -> None:
     report = detailed((3, 1), (3, 1))
 
     blind = steps_from_report(report, num_output_tokens=5)
-    seen = steps_from_report(report, num_output_tokens=5, num_chunks=4)
+    seen = steps_from_report(report, num_output_tokens=5, chunk_tokens=[1, 1, 2, 1])
 
     assert (step(3, 1), step(3, 1)) == blind
     assert (PLAIN, step(3, 1), step(3, 1, emitted=1, cut=Cut.LENGTH)) == seen
 
 
-def test_merged_chunks_are_not_believed() -> None:
-    """Fewer chunks than steps say nothing: the smallest explanation stays."""
+def test_chunks_that_hold_several_steps_leave_the_smallest_explanation() -> None:
+    """First token and a step of two in one event, a step of two in the next: nothing was cut."""
     report = detailed((3, 1), (3, 1))
 
     assert steps_from_report(report, num_output_tokens=5) == steps_from_report(
-        report, num_output_tokens=5, num_chunks=2
+        report, num_output_tokens=5, chunk_tokens=[3, 2]
     )
+
+
+@pytest.mark.parametrize(
+    "plain",
+    [[1] * 13, [2, 2, 2, *[1] * 7], [1] * 10 + [3]],
+    ids=["an event a step", "three pairs joined", "three joined"],
+)
+def test_steps_are_the_same_however_busy_the_server_was(plain: list[int]) -> None:
+    """Real counts of vLLM 0.32, n-gram K=3, 32 tokens: events joined under load once made 19 steps of 22.
+
+    The last step accepted three drafts, of which the limit left none: the last event holds one token, and
+    two earlier events hold the two other steps of four.
+    """
+    report = detailed((3, 3), (3, 2), (3, 0), (3, 3), (3, 0), (3, 0), (3, 1), (3, 0), (3, 3))
+
+    steps = steps_from_report(
+        report, num_output_tokens=32, chunk_tokens=[1, *plain, 4, 3, 1, 4, 1, 1, 2, 1, 1]
+    )
+
+    assert len(steps) == 22
+    assert steps[:13] == (PLAIN,) * 13
+    assert steps[-1] == step(3, 1, emitted=1, cut=Cut.LENGTH)
+
+
+@pytest.mark.parametrize(
+    ("chunks", "num_plain", "num_cut"),
+    [
+        ([1, 1, 4], 1, 0),
+        ([1, 1, 1, 3], 2, 1),
+        ([1, 1, 1, 1, 2], 3, 2),
+        ([1, 2, 3], 2, 1),
+        ([1, 3, 1, 1], 4, 3),
+    ],
+    ids=["whole", "one cut", "two cut", "one cut, plain steps joined", "all cut, plain steps joined"],
+)
+def test_the_last_event_tells_what_was_cut(chunks: list[int], num_plain: int, num_cut: int) -> None:
+    """Six tokens, one drafting step that accepted three; a cut step cannot have others after it."""
+    steps = steps_from_report(detailed((3, 3)), num_output_tokens=6, chunk_tokens=chunks)
+
+    assert len(steps) == num_plain + 1
+    assert steps[-1].num_emitted == 4 - num_cut
 
 
 def test_one_token_has_no_step() -> None:
