@@ -24,12 +24,15 @@ _NEWER_PARTS = {
     "mask_hidden": "a P-EAGLE head, which drafts all positions at once",
     "aux_norm_low": "a norm per captured feature: an EAGLE-3.1 head",
 }
-_UNSUPPORTED_FLAGS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
+_UNSUPPORTED_FLAGS = ("norm_before_fc", "fc_norm", "norm_output")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadConfig:
-    """What a head's config.json says."""
+    """What a head's config.json says.
+
+    norm_before_residual: the layer adds to hidden_norm(h) instead of h, as most Speculators heads do.
+    """
 
     hidden_size: int
     num_heads: int
@@ -44,6 +47,7 @@ class HeadConfig:
     max_position_embeddings: int
     aux_layer_ids: tuple[int, ...] | None
     target_hidden_size: int
+    norm_before_residual: bool = False
 
     @classmethod
     def read(cls, path: Path, target: TargetConfig) -> HeadConfig:
@@ -64,8 +68,8 @@ class HeadConfig:
         for flag in _UNSUPPORTED_FLAGS:
             if data.get(flag) or (eagle or {}).get(flag):
                 raise CheckpointError(
-                    f"{file}: {flag} is set; only the classic EAGLE-3 layer is supported",
-                    hint="run as a classic layer this head would load and accept next to nothing",
+                    f"{file}: {flag} is set, which is not supported",
+                    hint="run without it this head would load and accept next to nothing",
                 )
         try:
             config = cls._from(data, target)
@@ -100,6 +104,10 @@ class HeadConfig:
             max_position_embeddings=data.get("max_position_embeddings", 2048),
             aux_layer_ids=tuple(aux) if aux else None,
             target_hidden_size=data.get("target_hidden_size") or target.hidden_size,
+            norm_before_residual=bool(
+                data.get("norm_before_residual")
+                or (data.get("eagle_config") or {}).get("norm_before_residual")
+            ),
         )
 
 
@@ -116,7 +124,13 @@ def _from_speculators(file: Path, data: dict[str, Any]) -> dict[str, Any]:
         raise CheckpointError(f"{file}: key 'transformer_layer_config' is missing")
     own = {
         key: data[key]
-        for key in ("architectures", "draft_vocab_size", "target_hidden_size", *_UNSUPPORTED_FLAGS)
+        for key in (
+            "architectures",
+            "draft_vocab_size",
+            "target_hidden_size",
+            "norm_before_residual",
+            *_UNSUPPORTED_FLAGS,
+        )
         if key in data
     }
     ids = data.get("eagle_aux_hidden_state_layer_ids")

@@ -46,7 +46,9 @@ class Eagle3Drafter:
         self._embed = tensors.get("embed_tokens.weight", target.embed_weight)  # [V, H]
         attention, mlp = "midlayer.self_attn.", "midlayer.mlp."
         self._twin: DraftTwin | None = None
-        if target.twin is not None:
+        if (
+            target.twin is not None and not config.norm_before_residual
+        ):  # the compiled layer is the classic one
             from spectune.engine.cpu.build import draft_twin
 
             self._twin = draft_twin(config, tensors, self._embed, head.draft_to_target, dtype)
@@ -252,7 +254,8 @@ class Eagle3Drafter:
             ancestors = triangle.tril(num_new - tokens.shape[1]).expand(len(view), -1, -1)
         batch, width, _ = hidden.shape
         embedding = F.embedding(tokens, self._embed)
-        joined = torch.cat([self._rms(embedding, self._embed_norm), self._rms(hidden, self._hidden_norm)], -1)
+        normed = self._rms(hidden, self._hidden_norm)
+        joined = torch.cat([self._rms(embedding, self._embed_norm), normed], -1)
         heads = self._qkv(joined).view(batch, width, -1, config.head_dim)
         num_rotated = config.num_heads + config.num_kv_heads
         cos, signed_sin = self._rope.at(positions)
@@ -263,7 +266,8 @@ class Eagle3Drafter:
         visible = visible_columns(device_lengths, ancestors, num_columns)
         mask = additive_mask(visible, config.num_heads // config.num_kv_heads, self._dtype)
         query = rotated[:, :, : config.num_heads].contiguous()
-        x = hidden + self._out(grouped_attention(query, keys, values, mask))
+        residual = normed if config.norm_before_residual else hidden
+        x = residual + self._out(grouped_attention(query, keys, values, mask))
         gate, up = self._gate_up(self._rms(x, self._post_norm)).chunk(2, -1)
         return x + self._down(F.silu(gate) * up)
 

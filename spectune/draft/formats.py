@@ -114,6 +114,7 @@ def classic_config(config: HeadConfig, target: TargetConfig, verifier: str = "")
     vLLM reads the layer ids at the top (layers run before the capture), SGLang the nested ones (the
     layer captured after, one lower for the same stream).
     """
+    _refuse_norm_before_residual(config, "SGLang, which reads this layout too,")
     layers = layers_of(config, target)
     return {
         "architectures": ["LlamaForCausalLMEagle3"],
@@ -129,6 +130,15 @@ def classic_config(config: HeadConfig, target: TargetConfig, verifier: str = "")
     }
 
 
+def _refuse_norm_before_residual(config: HeadConfig, reader: str) -> None:
+    if config.norm_before_residual:
+        raise CheckpointError(
+            f"the head sets norm_before_residual, which {reader} does not know: it would load and accept "
+            "next to nothing",
+            hint="use --format speculators, which vLLM serves",
+        )
+
+
 def speculators_config(config: HeadConfig, target: TargetConfig, verifier: str = "") -> dict[str, Any]:
     """config.json of a Speculators repository; every norm flag is written, for their defaults differ."""
     if not verifier:
@@ -142,7 +152,7 @@ def speculators_config(config: HeadConfig, target: TargetConfig, verifier: str =
         "draft_vocab_size": config.draft_vocab_size,
         "target_hidden_size": config.target_hidden_size,
         "eagle_aux_hidden_state_layer_ids": list(layers_of(config, target)),
-        "norm_before_residual": False,
+        "norm_before_residual": config.norm_before_residual,
         "norm_before_fc": False,
         "fc_norm": False,
         "norm_output": False,
@@ -166,6 +176,7 @@ def safeailab_config(config: HeadConfig, target: TargetConfig, verifier: str = "
     """config.json of the EAGLE authors' code, which captures layers 2, L//2, L-3 whatever is written."""
     from spectune.engine.target import default_aux_layers
 
+    _refuse_norm_before_residual(config, "the SafeAILab code")
     usual = default_aux_layers(target.num_layers)
     if layers_of(config, target) != usual:
         raise CheckpointError(

@@ -37,6 +37,7 @@ class HeadConfig:
     rms_norm_eps: float = 1e-5
     rope_theta: float = 10000.0
     max_positions: int = 8192
+    norm_before_residual: bool = False
 
     def __post_init__(self) -> None:
         if self.num_heads % self.num_kv_heads:
@@ -143,7 +144,8 @@ class Eagle3Head(nn.Module):
     def finish(self, state: Tensor, attended: Tensor) -> Tensor:
         """Residual half of the layer. [B, A, H], [B, heads, A, head_dim] -> [B, A, H]"""
         layer = self.midlayer
-        mixed = state + layer.self_attn.o_proj(attended.transpose(1, 2).flatten(2))
+        residual = layer.hidden_norm(state) if self.config.norm_before_residual else state
+        mixed = residual + layer.self_attn.o_proj(attended.transpose(1, 2).flatten(2))
         out: Tensor = mixed + layer.mlp(layer.post_attention_layernorm(mixed))
         return out
 
@@ -271,6 +273,7 @@ def head_from_checkpoint(loaded: Head, aux_layer_ids: tuple[int, ...]) -> Eagle3
         rms_norm_eps=shape.rms_norm_eps,
         rope_theta=shape.rope_theta,
         max_positions=shape.max_position_embeddings,
+        norm_before_residual=shape.norm_before_residual,
     )
     ids = loaded.draft_to_target
     ids = torch.arange(shape.vocab_size) if ids is None else ids

@@ -322,6 +322,7 @@ def _head_to_go_on_from(plan: TrainPlan, target: Target) -> tuple[dict[str, Tens
         "rope_theta": (there.rope_theta, config.rope_theta),
         "rope_scaling": (there.rope_scaling, None),
         "rms_norm_eps": (there.rms_norm_eps, config.rms_norm_eps),
+        "norm_before_residual": (there.norm_before_residual, False),
         "num_attention_heads": (there.num_heads, config.num_heads),
         "num_key_value_heads": (there.num_kv_heads, config.num_kv_heads),
         "intermediate_size": (there.intermediate_size, config.intermediate_size),

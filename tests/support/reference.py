@@ -118,8 +118,10 @@ class PlainHead:
     def _layer(self, h: Tensor, tokens: list[int]) -> Tensor:
         eps = self.config.rms_norm_eps
         embedded = norm(self.embed[tokens], self.tensors["midlayer.input_layernorm.weight"], eps)
-        joined = torch.cat([embedded, norm(h, self.tensors["midlayer.hidden_norm.weight"], eps)], -1)
-        return layer(self.tensors, "midlayer.", self.config, h, joined, theta=self.config.rope_theta)
+        normed = norm(h, self.tensors["midlayer.hidden_norm.weight"], eps)
+        joined = torch.cat([embedded, normed], -1)
+        x = normed if self.config.norm_before_residual else h
+        return layer(self.tensors, "midlayer.", self.config, x, joined, theta=self.config.rope_theta)
 
     def log_probs(self, state: Tensor) -> Tensor:
         """Over the draft vocabulary [D]."""

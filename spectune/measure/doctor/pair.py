@@ -189,13 +189,13 @@ def check_flags(head: HeadFacts, engine: str | None) -> Iterator[Finding]:
             signature=f"in SGLang: {LOW_ACCEPTANCE}, without an error",
             fix="serve it with vLLM, or take a head of the classic layer",
         )
-    if engine == "reference" and (set_flags or is_speculators):
-        what = ", ".join(set_flags) or "the speculators format"
+    others = [flag for flag in set_flags if flag not in residual]
+    if engine == "reference" and others:
         yield error(
             "layer-variant",
-            f"the reference engine reads the classic EAGLE-3 layer only, this head has {what}",
+            f"the reference engine does not have {', '.join(others)}, which this head sets",
             signature="the head is refused before anything is measured",
-            fix="measure it with --backend vllm, or convert the head to the classic layer",
+            fix="measure it with --backend vllm",
         )
     if engine in ("sglang", None) and head.config.get("tie_word_embeddings") and not is_speculators:
         make = error if engine == "sglang" else warning

@@ -325,7 +325,7 @@ def test_rope_of_the_head_is_its_own(
         pytest.param(
             {"speculators_model_type": "eagle3"}, "transformer_layer_config", id="speculators-no-layer"
         ),
-        pytest.param({"norm_before_residual": True}, "norm_before_residual", id="variant-at-the-top"),
+        pytest.param({"norm_before_fc": True}, "norm_before_fc", id="variant-at-the-top"),
         pytest.param({"eagle_config": {"fc_norm": True}}, "fc_norm", id="variant-nested"),
     ],
 )

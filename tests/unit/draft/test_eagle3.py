@@ -94,6 +94,7 @@ HEADS: dict[str, dict[str, Any]] = {
     "whole-vocabulary": {"draft_vocab": 97},
     "wide-heads-other-base": {"head_dim": 12, "num_key_value_heads": 1, "rope_theta": 300.0},
     "own-embedding": {"own_embedding": True},
+    "norm-before-residual": {"norm_before_residual": True},
 }
 EACH_HEAD = pytest.mark.parametrize("how", HEADS.values(), ids=HEADS)
 

@@ -65,15 +65,32 @@ def test_speculators_layout_names_target_and_every_norm_flag(tmp_path: Path) -> 
         write_head(head, tmp_path / "other", TARGET, "speculators")
 
 
-def test_speculators_head_with_an_unwritten_norm_flag_is_refused(tmp_path: Path) -> None:
-    """vLLM takes the missing flag as set, so the head is not the classic layer."""
+def test_speculators_head_with_an_unwritten_norm_flag_has_it_set(tmp_path: Path) -> None:
+    """vLLM takes the missing flag as set; so is it here, and it is written where the format can say it."""
     path = write_head(stored_head(tmp_path / "in"), tmp_path / "out", TARGET, "speculators", verifier="toy")
     data = json.loads((path / "config.json").read_text())
     del data["norm_before_residual"]
     (path / "config.json").write_text(json.dumps(data))
 
-    with pytest.raises(CheckpointError, match="norm_before_residual is set"):
-        load_head(path, TARGET)
+    head = load_head(path, TARGET)
+
+    assert head.config.norm_before_residual
+    again = write_head(head, tmp_path / "again", TARGET, "speculators", verifier="toy")
+    assert json.loads((again / "config.json").read_text())["norm_before_residual"] is True
+    assert load_head(again, TARGET).config.norm_before_residual
+
+
+@pytest.mark.parametrize("layout", ["classic", "safeailab"])
+def test_norm_before_residual_is_refused_where_a_reader_does_not_know_it(layout: str, tmp_path: Path) -> None:
+    """SGLang and the SafeAILab code would load such a head without a word and accept next to nothing."""
+    head = stored_head(tmp_path / "in")
+    head = replace(head, config=replace(head.config, norm_before_residual=True))
+
+    with pytest.raises(CheckpointError, match="norm_before_residual") as refused:
+        write_head(head, tmp_path / "out", TARGET, layout)
+
+    assert "speculators" in (refused.value.hint or "")
+    assert not (tmp_path / "out").exists()
 
 
 def test_safeailab_layout_refuses_layers_that_its_code_does_not_capture(tmp_path: Path) -> None:

@@ -29,10 +29,15 @@ def target_dir(tmp_path: Path) -> Path:
     return folder
 
 
-def save_random_head(folder: Path, target_dir: Path, seed: int) -> Path:
+def save_random_head(
+    folder: Path, target_dir: Path, seed: int, *, own_embedding: bool = False, **keys: object
+) -> Path:
     target = Target.load(target_dir, dtype="float32")
-    config = head_config(target.config, 60, eagle_aux_hidden_state_layer_ids=list(target.aux_layer_ids))
+    layers = {"eagle_aux_hidden_state_layer_ids": list(target.aux_layer_ids)}
+    config = head_config(target.config, 60, **layers, **keys)
     tensors = head_tensors(config, target.config, seed)
+    if own_embedding:
+        tensors["embed_tokens.weight"] = target.embed_weight.flip(0).clone()
     # rows near the target's own, so that a random head is right now and then
     rows = torch.arange(60) + tensors["d2t"]
     tensors["lm_head.weight"] = target.embed_weight[rows].clone()
@@ -55,9 +60,16 @@ def plan_for(target_dir: Path, heads: dict[str, Path], **changes: object) -> Jud
     return JudgePlan(**{**values, **changes})  # type: ignore[arg-type]
 
 
-def test_judge_acceptance_length_is_that_of_live_decoding(target_dir: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "how",
+    [{}, {"norm_before_residual": True}, {"own_embedding": True}, {"rope_theta": 77.0}],
+    ids=["classic", "norm-before-residual", "own-embedding", "other-rotation"],
+)
+def test_judge_acceptance_length_is_that_of_live_decoding(
+    how: dict[str, object], target_dir: Path, tmp_path: Path
+) -> None:
     """Accepted drafts and rounds along the texts equal those of a real speculative run, text by text."""
-    path = save_random_head(tmp_path / "head", target_dir, seed=1)
+    path = save_random_head(tmp_path / "head", target_dir, seed=1, **how)  # type: ignore[arg-type]
     plan = plan_for(target_dir, {"h": path})
 
     result = judge(plan)
