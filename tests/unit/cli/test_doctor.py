@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 
 from spectune.cli.doctor import head_folder_of
+from spectune.engine.checkpoint import TargetConfig
+from tests.support.toys import head_config, head_tensors, save_head, save_target
 
 Spectune = Callable[..., Any]
 
@@ -67,3 +69,41 @@ def test_a_default_target_that_is_not_fetched_is_said(
     notes = [one["text"] for one in result.document["findings"] if one["check"] == "target"]
     assert len(notes) == 1
     assert "not fetched" in notes[0]
+
+
+@pytest.mark.parametrize(
+    ("keys", "engine", "words"),
+    [
+        ({"norm_before_residual": True}, "sglang", "norm_before_residual"),
+        ({"eagle_aux_hidden_state_layer_ids": [1, 3, 4]}, "vllm", "SGLang's counting"),
+    ],
+    ids=["norm-before-residual", "ids-one-early"],
+)
+def test_a_head_that_would_load_and_run_wrong_is_named_with_its_signature(
+    keys: dict[str, Any], engine: str, words: str, spectune: Spectune, tmp_path: Path
+) -> None:
+    """Exit code 3, what is wrong, what it would look like at run time, and what cures it."""
+    target = save_target(tmp_path / "target")
+    config = TargetConfig.from_dir(target)
+    written = head_config(config, 60, **keys)
+    head = save_head(tmp_path / "head", written, head_tensors(written, config))
+
+    result = spectune("doctor", str(head), "--model", str(target), "--engine", engine, "--json")
+
+    assert result.code == 3
+    found = [
+        one for one in result.document["findings"] if one["severity"] == "error" and words in one["text"]
+    ]
+    assert len(found) == 1
+    assert "acceptance" in found[0]["signature"]
+    assert found[0]["fix"]
+
+
+def test_a_resolved_config_that_is_not_there_is_named(spectune: Spectune, model: Path) -> None:
+    """A wrong path of --resolved-config is a usage error, not a crash."""
+    launch = ("--engine", "vllm", "--launch", "vllm serve T", "--resolved-config", "nowhere.json")
+
+    result = spectune("doctor", "--model", str(model), *launch)
+
+    assert result.code == 2
+    assert "--resolved-config nowhere.json" in result.err
