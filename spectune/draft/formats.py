@@ -67,7 +67,9 @@ def write_head(
         text = json.dumps(config, indent=2, ensure_ascii=False) + "\n"
         (directory / "config.json").write_text(text, encoding="utf-8")
     except OSError as error:
-        raise StoreError(f"{directory} cannot be written: {error}") from error
+        raise StoreError(
+            f"{directory} cannot be written: {error}", hint="make room or name another folder"
+        ) from error
     return directory
 
 
@@ -243,10 +245,15 @@ def layout_tensors(head: Head, layout: str) -> dict[str, Tensor]:
 def _write_weights(tensors: dict[str, Tensor], directory: Path, layout: str) -> None:
     name = "pytorch_model.bin" if layout == "safeailab" else "model.safetensors"
     partial = directory / f"{name}.partial"
-    if layout == "safeailab":
-        torch.save(tensors, partial)
-    else:
-        from safetensors.torch import save_file
+    from safetensors import SafetensorError
+    from safetensors.torch import save_file
 
-        save_file(tensors, partial, metadata={"format": "pt"})
+    try:
+        if layout == "safeailab":
+            torch.save(tensors, partial)
+        else:
+            save_file(tensors, partial, metadata={"format": "pt"})
+    except (RuntimeError, SafetensorError) as error:  # what the two writers raise on a full disk
+        partial.unlink(missing_ok=True)
+        raise OSError(str(error)) from error
     partial.replace(directory / name)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from spectune.errors import CheckpointError
+from spectune.errors import CheckpointError, StoreError
 from spectune.train.head import Eagle3Head
 from spectune.train.vocab import map_problem
 
@@ -66,16 +66,24 @@ def head_tensors(head: Eagle3Head) -> dict[str, Tensor]:
 
 def export_head(head: Eagle3Head, directory: Path, target: TargetConfig, provenance: dict[str, Any]) -> Path:
     """Write config.json and model.safetensors; returns the directory."""
+    from safetensors import SafetensorError
     from safetensors.torch import save_file
 
     if problem := map_problem(head.d2t, head.t2d):
         raise CheckpointError(f"the head's vocabulary map is broken: {problem}")
-    directory.mkdir(parents=True, exist_ok=True)
     partial = directory / "model.partial"
-    save_file(head_tensors(head), partial, metadata={"format": "pt"})
-    partial.replace(directory / "model.safetensors")
     text = json.dumps(head_config_json(head, target, provenance), indent=2, ensure_ascii=False)
-    (directory / "config.json").write_text(text + "\n", encoding="utf-8")
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        save_file(head_tensors(head), partial, metadata={"format": "pt"})
+        partial.replace(directory / "model.safetensors")
+        (directory / "config.json").write_text(text + "\n", encoding="utf-8")
+    except (OSError, SafetensorError) as error:
+        partial.unlink(missing_ok=True)
+        raise StoreError(
+            f"{directory} cannot be written: {error}",
+            hint="make room and give --resume: the trained weights are kept in train-state.pt",
+        ) from error
     return directory
 
 

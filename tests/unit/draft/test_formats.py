@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import safetensors.torch
 import torch
 
 from spectune.draft.checkpoint import Head, load_head
 from spectune.draft.formats import FORMATS, cut_draft_vocab, write_head
-from spectune.errors import CheckpointError
+from spectune.errors import CheckpointError, StoreError
 from tests.support.toys import head_config, head_tensors, save_head, tiny_target
 
 TARGET = tiny_target().config
@@ -179,3 +180,23 @@ def test_speculators_layout_names_the_targets_architecture(tmp_path: Path) -> No
 
     written = json.loads((path / "config.json").read_text())
     assert written["speculators_config"]["verifier"]["architectures"] == ["Qwen3ForCausalLM"]
+
+
+@pytest.mark.parametrize("layout", ["speculators", "safeailab"])
+def test_full_disk_is_told_and_leaves_no_half_file(
+    layout: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both writers fail as they do on a full disk: a StoreError that names the folder, nothing partial."""
+
+    def fail(tensors: object, path: Path, **more: object) -> None:
+        Path(path).write_bytes(b"half")
+        error = RuntimeError if layout == "safeailab" else safetensors.SafetensorError
+        raise error("No space left on device")
+
+    monkeypatch.setattr(torch, "save", fail)
+    monkeypatch.setattr(safetensors.torch, "save_file", fail)
+
+    with pytest.raises(StoreError, match="out cannot be written: No space left"):
+        write_head(stored_head(tmp_path / "in"), tmp_path / "out", TARGET, layout, verifier="toy")
+
+    assert list((tmp_path / "out").iterdir()) == []

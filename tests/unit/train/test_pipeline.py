@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import safetensors.torch
 import torch
 from torch import Tensor
 
@@ -509,6 +510,31 @@ def test_export_head_round_trips_through_the_engine_loader(
     assert written["eagle_aux_hidden_state_layer_ids"] == [2, 4, 5]
     assert written["eagle_config"]["eagle_aux_hidden_state_layer_ids"] == [1, 3, 4]
     assert written["spectune"] == {"target": "toy"}
+
+
+def test_export_to_a_full_disk_is_told_and_keeps_the_trained_weights(
+    tmp_path: Path,
+    prepared: tuple[TrainPlan, list[CorpusRow], FeatureStore],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The writer fails as on a full disk: what to do is said, no partial file stays, the state is untouched."""
+    plan, rows, store = prepared
+    trainer = make_trainer(plan, store, rows)
+    trainer.run(until=1)
+    before = trainer.path.read_bytes()
+
+    def fail(tensors: object, path: Path, **more: object) -> None:
+        path.write_bytes(b"half")
+        raise safetensors.SafetensorError("No space left on device")
+
+    monkeypatch.setattr(safetensors.torch, "save_file", fail)
+
+    with pytest.raises(StoreError, match="head cannot be written: No space left") as refused:
+        export_head(trainer.head, tmp_path / "head", target_config(), {})
+
+    assert "--resume" in (refused.value.hint or "")
+    assert list((tmp_path / "head").iterdir()) == []
+    assert trainer.path.read_bytes() == before
 
 
 def test_features_recorded_shard_gives_back_what_decoding_computed(tmp_path: Path) -> None:
