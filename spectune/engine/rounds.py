@@ -42,7 +42,8 @@ class Rounds:
         self.rounds: list[RoundRecord] = []
         self.num_emitted = 0
         self._free = list(range(engine.batch_size))
-        self._ema: float | None = None
+        self._ema: float | None = None  # of the configuration that drafted last
+        self._drafted_by: SpecConfig | None = None
         self._names: list[str] = []
         self._slots = SlotView([0], engine.target.device)
         self._sampling = RowSampling.of([], engine.target.device)
@@ -148,7 +149,9 @@ class Rounds:
         emitted = sum(self._apply(row, index, turn, now, finished) for index, row in enumerate(rows))
         self.num_emitted += emitted
         mean_accepted = sum(turn.num_accepted) / len(rows)
-        if any(turn.num_verified):
+        if not config.is_off:  # a lookup that found nothing has cost its round too
+            if config != self._drafted_by:
+                self._drafted_by, self._ema = config, None
             self._ema = mean_accepted if self._ema is None else (1 - _EMA) * self._ema + _EMA * mean_accepted
         self.rounds.append(
             RoundRecord(

@@ -57,7 +57,9 @@ class PolicyChooser:
         self._ranges = _Ranges(policy)
         self._running: SpecConfig | None = None
         self._asked = 0
-        self._mean: float | None = None  # slow mean of accepted drafts
+        self._ran: SpecConfig | None = None  # what the last choice was
+        self._mean_of: SpecConfig | None = None
+        self._mean: float | None = None  # slow mean of the drafts that it accepted
         self._num_drafted = 0  # rounds behind it
         self._rounds_poor: int | None = None  # of the present rest; None where nothing rests
 
@@ -69,6 +71,10 @@ class PolicyChooser:
 
     def choose(self, *, batch_size: int, context_tokens: int, acceptance_ema: float | None) -> SpecConfig:
         """The configuration to run next."""
+        self._ran = self._next(batch_size, context_tokens, acceptance_ema)
+        return self._ran
+
+    def _next(self, batch_size: int, context_tokens: int, acceptance_ema: float | None) -> SpecConfig:
         wanted, needed = self._wanted(batch_size, context_tokens)
         self._remember(acceptance_ema)
         if self._is_poor(wanted, needed, acceptance_ema):
@@ -100,9 +106,11 @@ class PolicyChooser:
         return self._known[key]
 
     def _remember(self, accepted: float | None) -> None:
-        """The engine's mean moves only in rounds that draft."""
-        if accepted is None or self._running is None or self._running.is_off:
+        """The engine's mean is of the configuration that drafted last; another one starts anew."""
+        if accepted is None or self._ran is None or self._ran.is_off:
             return
+        if self._ran != self._mean_of:
+            self._mean_of, self._mean, self._num_drafted, self._rounds_poor = self._ran, None, 0, None
         self._num_drafted += 1
         self._mean = accepted if self._mean is None else (1 - WEIGHT) * self._mean + WEIGHT * accepted
 
@@ -110,11 +118,13 @@ class PolicyChooser:
         """Whether the drafts of the moment are not worth their rounds."""
         if not self._uses_acceptance or wanted.is_off or needed is None or self._mean is None:
             return False
+        if wanted != self._mean_of:
+            return False
         if self._rounds_poor is None:
             if self._num_drafted < MIN_ROUNDS or self._mean >= needed:
                 return False
             self._rounds_poor = 0
-        elif accepted is not None and accepted >= needed:  # a look found acceptance
+        elif accepted is not None and accepted >= needed and self._ran == wanted:  # a look found acceptance
             self._rounds_poor, self._mean, self._num_drafted = None, accepted, MIN_ROUNDS // 2
             return False
         return True

@@ -11,7 +11,16 @@ from collections.abc import Mapping
 from typing import Any
 
 from spectune.errors import UsageError
-from spectune.policy.emit_parts import EmitOptions, ladder, lead_of, max_batch, notes_of, target_of, text_of
+from spectune.policy.emit_parts import (
+    EmitOptions,
+    ladder,
+    lead_of,
+    max_batch,
+    notes_of,
+    target_of,
+    text_of,
+    up_to,
+)
 from spectune.records import Method, SpecConfig
 
 OLDEST_BUILD = 11000
@@ -26,8 +35,8 @@ def emit_llama_cpp(policy: Mapping[str, Any], options: EmitOptions) -> str:
     """`llama-server` with the configuration of the smallest loads, and the load that it holds up to."""
     _check_build(options.engine_version)
     notes = notes_of(policy, "llama.cpp")
-    rungs = ladder(policy)
     top = max_batch(policy, options.max_batch_size)
+    rungs = up_to(ladder(policy), top)
     model = target_of(policy)
     lead = lead_of(rungs, _runs)
     if trees := sorted({rung.choice.config.label for rung in rungs if rung.choice.config.is_tree}):

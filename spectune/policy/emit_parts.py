@@ -52,6 +52,11 @@ def ladder(policy: Mapping[str, Any]) -> Ladder:
     return tuple(rungs)
 
 
+def up_to(rungs: Ladder, top: int) -> Ladder:
+    """The ranges that a server of at most `top` requests together can reach."""
+    return tuple(rung for rung in rungs if rung.low <= top)
+
+
 def _closed(segment: Segment, high: int) -> Segment:
     return Segment(low=segment.low, high=high, choice=segment.choice)
 

@@ -22,6 +22,7 @@ from spectune.policy.emit_parts import (
     spans_of,
     target_of,
     text_of,
+    up_to,
 )
 from spectune.policy.ranges import Segment
 from spectune.policy.sglang_adaptive import captured_sizes
@@ -96,13 +97,37 @@ def emit_sglang_acceptance(policy: Mapping[str, Any], max_batch_size: int | None
     return sglang_launch(policy, max_batch_size, by_acceptance=True).text
 
 
+def _capped(
+    policy: Mapping[str, Any],
+    rungs: Sequence[Segment],
+    lead: SpecConfig,
+    base: tuple[tuple[str, str], ...],
+    notes: list[str],
+) -> SglangLaunch:
+    """A drafter that SGLang cannot switch by batch size: no more requests together than it was decided for."""
+    first = rungs[0]
+    if first.choice.config != lead or first.high is None:
+        notes.append(
+            f"SGLang switches by batch size for EAGLE chains only and {lead.label} pays above batch "
+            f"{first.high} only: no --speculative flags; serve {spans_of(rungs, lead)} behind a router "
+            "(--engine router)"
+        )
+        return SglangLaunch(flags=base, adaptive=None, notes=tuple(notes))
+    notes.append(
+        f"SGLang switches by batch size for EAGLE chains only, so {lead.label} is static here: no more than "
+        f"{first.high} run together; a plain deployment behind a router takes the rest (--engine router)"
+    )
+    flags = (base[0], ("max-running-requests", str(first.high)), *_spec_flags(lead, policy))
+    return SglangLaunch(flags=flags, adaptive=None, notes=tuple(notes))
+
+
 def sglang_launch(
     policy: Mapping[str, Any], max_batch_size: int | None = None, *, by_acceptance: bool = False
 ) -> SglangLaunch:
     """What SGLang is started with to run a policy."""
-    rungs = ladder(policy)
     notes = notes_of(policy, "SGLang")
     top = max_batch(policy, max_batch_size)
+    rungs = up_to(ladder(policy), top)
     # target_of quotes for a shell; here the words are quoted when they become text
     base = (("model-path", shlex.split(target_of(policy))[0]), ("max-running-requests", str(top)))
     lead = lead_of(rungs, lambda config: config.method in SGLANG_ALGORITHMS)
@@ -115,18 +140,14 @@ def sglang_launch(
     def runs(config: SpecConfig) -> bool:
         return config.is_chain and same_drafter(config, lead)
 
-    within = [rung for rung in rungs if rung.low <= top]
-    is_static = len({rung.choice.config for rung in within}) == 1
+    is_static = len({rung.choice.config for rung in rungs}) == 1
     can_adapt = lead.method == Method.EAGLE3 and lead.is_chain
-    if (is_static and not by_acceptance) or not can_adapt:
-        if not can_adapt and not (is_static and not by_acceptance):
-            notes.append(
-                f"SGLang switches by batch size for EAGLE chains only, so {lead.label} is static here: serve "
-                f"{spans_of(within, lead)} with it and put a plain deployment behind a router for the rest"
-            )
+    if not can_adapt and not is_static:
+        return _capped(policy, rungs, lead, base, notes)
+    if not can_adapt or (is_static and not by_acceptance):
         return SglangLaunch(flags=flags, adaptive=None, notes=tuple(notes))
     sizes = captured_sizes(top)
-    adaptive = sglang_adaptive(within, sizes, runs=runs)
+    adaptive = sglang_adaptive(rungs, sizes, runs=runs)
     if all(entry["candidate_steps"] == [0] for entry in adaptive.values()):
         notes.append("batch sizes that speculate share captured graphs with such that do not: all are off")
         return SglangLaunch(flags=base, adaptive=None, notes=tuple(notes))

@@ -22,6 +22,7 @@ from spectune.policy.emit_parts import (
     same_drafter,
     target_of,
     text_of,
+    up_to,
     version_of,
 )
 from spectune.policy.ranges import Segment
@@ -54,8 +55,8 @@ def emit_tensorrt_llm(policy: Mapping[str, Any], options: EmitOptions) -> str:
     """`trtllm-serve` with its `speculative_config` in a YAML file."""
     version = _version(options.engine_version)
     notes = notes_of(policy, "TensorRT-LLM")
-    rungs = ladder(policy)
     top = max_batch(policy, options.max_batch_size)
+    rungs = up_to(ladder(policy), top)
     command = f"trtllm-serve {target_of(policy)} --max_batch_size {top}"
     lead = lead_of(rungs, lambda config: config.method in TYPES)
     if lead is None:

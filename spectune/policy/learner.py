@@ -23,6 +23,9 @@ TIME_WEIGHT = 0.1
 MAX_FACTOR = 4.0
 """Gaps longer than this many usual rounds are not rounds: a prompt was prefilled between."""
 
+RATIO_WEIGHT = 0.05
+"""Weight of the newest round in live acceptance over the measured one: single rounds accept by chance."""
+
 MARGIN = 1.02
 """Another configuration has to be better by this factor before it replaces the running one."""
 
@@ -55,7 +58,7 @@ class LearningChooser:
         self._clock, self._budget = clock, budget
         self._ratio = 1.0  # live acceptance over the measured one
         self._last: tuple[SpecConfig, int, int, float] | None = None  # config, batch, context, time
-        self._ema: float | None = None
+        self._was_off = False  # the round before the last
         self._lost = 0.0  # plain rounds' worth of time spent on looking
         self._num_rounds = 0
         self._held: dict[
@@ -71,6 +74,7 @@ class LearningChooser:
         chosen = self._look(best, batch_size) or best
         self._num_rounds += 1
         self._looked[chosen.label, batch_size] = self._num_rounds
+        self._was_off = self._last is not None and self._last[0].is_off
         self._last = (chosen, batch_size, context_tokens, now_s)
         return chosen
 
@@ -123,14 +127,15 @@ class LearningChooser:
         seconds = now_s - started_s
         grew = context_tokens - context
         is_clean = batch_size <= batch and 0 <= grew <= config.num_steps + 1
+        # the first drafts after off take in the text since then, which later ones do not
+        is_clean = is_clean and (config.is_off or not self._was_off)
         if is_clean and seconds > 0 and (usual is None or seconds < MAX_FACTOR * usual):
             own = self._seconds[config.label]
             before = own.get(batch, usual if usual is not None else seconds)
             own[batch] = (1 - TIME_WEIGHT) * before + TIME_WEIGHT * seconds
         measured = self._accepted.get(config.label)
-        if not config.is_off and ema is not None and ema != self._ema and measured:
-            self._ratio = ema / measured
-        self._ema = ema
+        if not config.is_off and ema is not None and measured:
+            self._ratio += RATIO_WEIGHT * (ema / measured - self._ratio)
 
     def _round_s(self, config: SpecConfig, batch_size: int) -> float | None:
         """Seconds of a round: known, or linear between known batch sizes, or of the nearest."""

@@ -489,3 +489,18 @@ def test_policy_that_never_speculates_emits_for_every_engine(make):
     for engine in ("vllm", "sglang", "tensorrt-llm", "llama.cpp"):
         assert "do not speculate" in emit(policy, engine)
     assert json.loads(emit(policy, "router"))["deployments"] == {"plain": {"config": "off"}}
+
+
+@pytest.mark.parametrize("engine", [name for name in EMITTERS if name not in ("router", "reference")])
+@pytest.mark.parametrize("config", ["chain", "tree", "ngram"])
+def test_speculation_above_the_largest_batch_is_not_emitted(make, engine, config):
+    """Off from 1 to 7, on from 8: a server of four requests together does not speculate, whatever it could do."""
+    chosen = {"chain": make.chain(3), "tree": make.tree(), "ngram": SpecConfig.chain("ngram", 3)}[config]
+    policy = policy_of(make, {1: make.off, 8: chosen})
+
+    text = emit(policy, engine, EmitOptions(max_batch_size=4, engine_version=None))
+
+    assert "do not speculate" in text
+    commands = "
+".join(line for line in text.splitlines() if not line.startswith("#"))
+    assert "speculative" not in commands

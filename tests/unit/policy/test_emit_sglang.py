@@ -80,6 +80,15 @@ def test_tree_is_static_with_the_reason() -> None:
     assert "--speculative-num-steps 5 --speculative-eagle-topk 4 --speculative-num-draft-tokens 16" in text
     assert "--speculative-adaptive" not in text
     assert "behind a router" in text
+    assert "--max-running-requests 3 " in text  # off from 4 on: more never run together with drafts
+
+
+def test_drafter_that_pays_above_batch_1_only_is_left_to_a_router() -> None:
+    """A tree that SGLang cannot switch on at batch 4 would run at 1 to 3 too, where the policy is off."""
+    text = emit(policy_of({1: OFF, 4: TREE, 8: OFF}, top=16), "sglang")
+
+    assert "--speculative-num-steps" not in text
+    assert "behind a router" in text
 
 
 def test_ngram_writes_all_three_numbers_and_the_breadth() -> None:
