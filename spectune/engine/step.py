@@ -201,8 +201,10 @@ def commit_target(batch: Batch, tree: DraftTree, verdict: Verdict, cache: Cache)
     if not tree.is_chain and verdict.path.shape[1] > 1:
         starts = on_device(batch.lengths, tree.tokens.device).unsqueeze(1)
         steps = torch.arange(verdict.path.shape[1], device=tree.tokens.device)
-        # rows shorter than the longest path copy their last node into scratch past their own length
-        cache.move(batch.slots.index, starts + verdict.path, starts + steps)
+        # rows shorter than the longest path have nothing to move there: their last node stays where it is
+        sources = starts + verdict.path
+        is_own = steps <= verdict.num_accepted.unsqueeze(1)
+        cache.move(batch.slots.index, sources, torch.where(is_own, starts + steps, sources))
 
 
 def commit_draft(

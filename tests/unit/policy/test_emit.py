@@ -501,6 +501,5 @@ def test_speculation_above_the_largest_batch_is_not_emitted(make, engine, config
     text = emit(policy, engine, EmitOptions(max_batch_size=4, engine_version=None))
 
     assert "do not speculate" in text
-    commands = "
-".join(line for line in text.splitlines() if not line.startswith("#"))
+    commands = "\n".join(line for line in text.splitlines() if not line.startswith("#"))
     assert "speculative" not in commands
