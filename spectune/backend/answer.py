@@ -72,7 +72,10 @@ class Answer:
         if isinstance(extension := chunk.get("sglext"), dict):
             self._take_details(extension.get("spec_tokens_details"))
         self._take_prompt_ids(chunk)
-        for choice in chunk.get("choices") or ():
+        choices = chunk.get("choices") or ()
+        if not isinstance(choices, list | tuple):
+            raise AnswerFailure(FailureKind.MALFORMED, f"choices are {shorten(json.dumps(choices))}")
+        for choice in choices:
             if not isinstance(choice, dict):
                 raise AnswerFailure(FailureKind.MALFORMED, f"a choice is {shorten(json.dumps(choice))}")
             if choice.get("index", 0) == 0:
@@ -180,6 +183,8 @@ class Answer:
             ), None
         except (EngineFailure, UsageError) as error:
             return None, error.message
+        except (TypeError, ValueError) as error:
+            return None, f"the server's report of drafts is damaged: {error}"
 
     def _event_tokens(self, num_tokens: int) -> list[int] | None:
         """Tokens of the events that carried some, where their ids account for every token of a stream."""

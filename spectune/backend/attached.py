@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import httpx
 
 from spectune.backend import server_api
+from spectune.backend.answer import shorten
 from spectune.backend.ceiling import known_ceiling
 from spectune.backend.client import LOOPBACK, ClientOptions, Dialect, server_root
 from spectune.backend.prometheus import ACCEPTED_PER_POSITION, DRAFTS
@@ -113,6 +114,11 @@ class AttachedBackend:
         """The server without speculation: the second address, or the first if it does not speculate."""
         if self._baseline_url is None:
             return self.candidate if self.candidate.config.is_off else None
+        if self.candidate.config.is_off:
+            raise UsageError(
+                f"--base-url {self._base_url} does not speculate, so --baseline-url has nothing to be compared with",
+                hint="give the server that speculates as --base-url",
+            )
         facts = read_facts(self._baseline_url, self._asked)
         if not facts.config.is_off:
             raise UsageError(
@@ -200,7 +206,14 @@ class AttachedBackend:
         return load_tokenizer(self._tokenizer_dir, self._chat_template)
 
     def _tokenize(self, what: dict[str, Any]) -> list[int]:
-        return [int(token) for token in self._ask("/tokenize", what)["tokens"]]
+        told = self._ask("/tokenize", what)
+        tokens = told.get("tokens")
+        if not isinstance(tokens, list):
+            raise UsageError(
+                f"{self.candidate.url}/tokenize gives no tokens: {shorten(str(told))}",
+                hint="give --model the directory of the model: its tokenizer is used then",
+            )
+        return [int(token) for token in tokens]
 
     def _ask(self, path: str, what: dict[str, Any]) -> dict[str, Any]:
         facts = self.candidate
@@ -273,7 +286,7 @@ def read_facts(base_url: str, model: str | None) -> ServerFacts:
         served_model=name,
         version=_version(url),
         is_simulated=_version(url).startswith(MOCK),
-        config=_config(url, name),
+        config=_config(url),
         max_model_len=_max_model_len(url, name),
     )
 
@@ -287,13 +300,18 @@ def _version(url: str) -> str:
     return f"{kind} {told.get('version', 'of unknown version')}"
 
 
-def _config(url: str, name: str) -> SpecConfig:
+def _config(url: str) -> SpecConfig:
     """Off, or a chain as long as the server counts positions for; the method where it is told."""
     counters = server_api.scrape(url)
-    labels = {"model_name": name}
-    if counters.total(DRAFTS, labels) is None:
+    # one engine serves one model, and names it by its first served name, whatever it was asked for
+    if counters.total(DRAFTS) is None:
+        if not any(found.startswith("vllm:") for found, _ in counters.values):
+            raise EngineFailure(
+                f"{url}/metrics tells nothing of vllm, so whether it speculates is not known",
+                hint="serve without --disable-log-stats, and give the address of the engine, not of a gateway",
+            )
         return SpecConfig.off()
-    positions = {dict(own).get("position") for own in counters.series(ACCEPTED_PER_POSITION, labels)}
+    positions = {dict(own).get("position") for own in counters.series(ACCEPTED_PER_POSITION)}
     if not positions:
         raise EngineFailure(f"{url} counts drafts, but no positions: the length of its drafts is unknown")
     return SpecConfig.chain(_method(url) or SERVED, len(positions))

@@ -55,8 +55,6 @@ def run_requests(
         on_done: called with each record as it ends; what it raises ends the run and drops the rest.
         clock: seconds; one clock for all requests of a run.
     """
-    if httpx.URL(base_url).scheme not in ("http", "https"):
-        raise UsageError(f"{base_url} is not an address", hint="for example http://localhost:8000")
     sender = _Sender(
         root=server_root(base_url),
         served_model=served_model,
@@ -68,7 +66,15 @@ def run_requests(
 
 
 def server_root(base_url: str) -> str:
-    """The address without a trailing /v1 or slash."""
+    """The address without a trailing /v1 or slash; UsageError for what is none."""
+    try:
+        url = httpx.URL(base_url)
+    except httpx.InvalidURL as error:
+        raise UsageError(
+            f"{base_url} is not an address: {error}", hint="such as http://127.0.0.1:8000"
+        ) from error
+    if url.scheme not in ("http", "https") or not url.host:
+        raise UsageError(f"{base_url} is not an address of a server", hint="such as http://127.0.0.1:8000")
     return base_url.rstrip("/").removesuffix("/v1").rstrip("/")
 
 

@@ -9,6 +9,8 @@ import hashlib
 from importlib import resources
 from pathlib import Path
 
+from spectune.errors import UsageError
+
 DEFAULT_HEAD = "smollm2-135m-eagle3"
 """For the default target."""
 
@@ -32,7 +34,15 @@ def head_folder(draft_model: str) -> Path:
 
 
 def folder_digest(folder: Path) -> str:
-    """Digest of a head's files: another head may lie in the same folder tomorrow."""
+    """Digest of a head's files: another head may lie in the same folder tomorrow.
+
+    UsageError where there is no such folder.
+    """
+    if not folder.is_dir():
+        raise UsageError(
+            f"--draft-model {folder}: there is no such folder",
+            hint="fetch the draft model and give its folder",
+        )
     digest = hashlib.sha256()
     for file in sorted(folder.iterdir()):
         if file.suffix in (".json", ".safetensors", ".bin"):

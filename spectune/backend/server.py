@@ -23,6 +23,7 @@ from spectune.errors import EngineFailure, RunError, UsageError
 
 HOST = "127.0.0.1"
 WATCH_S = 1.0
+PROBE_DEATH_CHECKS = 3
 """How often a starting server is asked, and its process looked at."""
 READY_TIMEOUT_S = 900.0
 HELD_LIMIT_BYTES = 512 * 1024 * 1024
@@ -148,12 +149,14 @@ def check_port_free(port: int) -> None:
 
 
 def log_tail(log: Path, lines: int = TAIL_LINES) -> str:
-    """The last lines of a log, for people and for `diagnose`."""
+    """The last lines of the last start in a log, for people and for `diagnose`."""
     try:
         data = log.read_bytes()[-100_000:]
     except OSError:
         return ""
-    return "\n".join(data.decode(errors="replace").splitlines()[-lines:])
+    told = data.decode(errors="replace").splitlines()
+    starts = [index for index, line in enumerate(told) if line.startswith("$ ")]
+    return "\n".join(told[starts[-1] + 1 if starts else 0 :][-lines:])
 
 
 def device_memory_bytes() -> int | None:
@@ -194,7 +197,14 @@ def _wait_ready(
             )
             raise diagnosis.error("the server did not start")
         sleep(WATCH_S)
-    check_ready(server.url, server.command.served_model, server.command.dialect)
+    try:
+        check_ready(server.url, server.command.served_model, server.command.dialect)
+    except EngineFailure as error:
+        for _ in range(PROBE_DEATH_CHECKS):  # it may be about to die, and then its log knows why
+            if not server.is_alive:
+                raise server.diagnosis().error("the server did not start") from error
+            sleep(WATCH_S)
+        raise
     if not server.is_alive:
         raise server.diagnosis().error("the server did not start")
 

@@ -180,6 +180,11 @@ class ServerSession:
     ) -> BlockResult:
         """The measured requests; their seconds are slot time, or the whole window of an open loop."""
         served = [done[request.request_id] for request in requests if request.request_id in done]
+        if self._is_plain and load.num_drafts:
+            raise EngineFailure(
+                f"the server counted {load.num_drafts} drafts, although it was taken for one without speculation",
+                hint="look for speculation in --server-cmd, --extra-server-args or a config file of the engine",
+            )
         rate = point.cell.request_rate
         records: tuple[RequestRecord, ...] = tuple(
             one.to_record(is_plain=self._is_plain, keeps_schedule=rate is not None) for one in served

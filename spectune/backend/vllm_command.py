@@ -54,6 +54,8 @@ _OURS = (
     "host",
     "port",
     "speculative-config",
+    "sc",
+    "config",
     "spec-method",
     "spec-model",
     "spec-tokens",
@@ -111,7 +113,8 @@ def check_extra(extra: Sequence[str]) -> None:
                 f"--extra-server-args: vllm {OLDEST[0]}.{OLDEST[1]} has no {name} any more",
                 hint=f"it is now {_RENAMED[name]}; spectune writes it from its own flags",
             )
-        if name in _OURS:
+        # argparse takes any beginning of a flag that is no other flag's
+        if name in _OURS or (len(name) > 3 and any(flag.startswith(name) for flag in _OURS)):
             raise UsageError(
                 f"--extra-server-args: {name} is set by the measurement",
                 hint="use spectune's own flag for it, if there is one",

@@ -184,8 +184,13 @@ class RequestRecord:
 
     @property
     def tpot_s(self) -> float | None:
-        """(e2e - ttft) / (output tokens - 1); None for fewer than two tokens."""
+        """(e2e - ttft) / (output tokens - 1); None for fewer than two tokens.
+
+        Also None where the whole answer came at one moment: that says nothing of a token's time.
+        """
         if self.first_token_s is None or self.finish_s is None or self.num_output_tokens < 2:
+            return None
+        if self.finish_s == self.first_token_s:
             return None
         return (self.finish_s - self.first_token_s) / (self.num_output_tokens - 1)
 

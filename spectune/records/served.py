@@ -138,6 +138,8 @@ class ServedRequest:
         steps = self.steps or ()
         if error is None and self.output_ids is None:
             error = "the server sent no token ids"
+        if error is None and is_plain and any(step.num_verified for step in steps):
+            error = "the server drafted, although it was taken for one without speculation"
         if error is None and is_plain and self.output_ids is not None:
             plain = StepRecord(num_proposed=0, num_verified=0, num_accepted=0, num_emitted=1)
             steps = (plain,) * (len(self.output_ids) - 1)

@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from spectune.backend import server_api
 from spectune.backend.attached import AttachedBackend, read_facts
 from spectune.backend.mock_server import MockServer, MockSettings, mock_thread
+from spectune.backend.prometheus import parse_exposition
 from spectune.backend.server_api import is_healthy
 from spectune.errors import EngineFailure, UsageError
 from spectune.records import (
@@ -119,6 +121,38 @@ def test_baseline_that_speculates_is_refused(speculative: MockServer) -> None:
 
     with pytest.raises(UsageError, match="speculates"):
         _ = backend.baseline
+
+
+def test_baseline_beside_a_server_that_does_not_speculate_is_refused(plain: MockServer) -> None:
+    """Two plain servers: the second address would never be measured."""
+    backend = AttachedBackend(base_url=plain.url, baseline_url=plain.url)
+
+    with pytest.raises(UsageError, match="does not speculate"):
+        _ = backend.baseline
+
+
+@pytest.mark.parametrize("name", ["ours", "its-first-name"], ids=["asked name", "another served name"])
+def test_speculation_is_seen_whatever_name_the_server_counts_under(
+    name: str, speculative: MockServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """vLLM counts under its first served name, also where a request names the second one or an adapter."""
+    text = f'vllm:spec_decode_num_drafts_total{{model_name="{name}",engine="0"}} 3\n' + "".join(
+        f'vllm:spec_decode_num_accepted_tokens_per_pos_total{{model_name="{name}",engine="0",position="{i}"}} 1\n'
+        for i in range(3)
+    )
+    monkeypatch.setattr(server_api, "scrape", lambda url: parse_exposition(text))
+
+    assert read_facts(speculative.url, None).config.num_steps == 3
+
+
+def test_server_whose_counters_are_hidden_is_not_taken_for_a_plain_one(
+    speculative: MockServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """--disable-log-stats or a gateway: nobody knows whether it speculates."""
+    monkeypatch.setattr(server_api, "scrape", lambda url: parse_exposition("gateway_requests_total 7\n"))
+
+    with pytest.raises(EngineFailure, match="whether it speculates is not known"):
+        read_facts(speculative.url, None)
 
 
 def test_conversations_are_answered_by_the_running_server(plain: MockServer) -> None:

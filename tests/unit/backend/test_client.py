@@ -244,7 +244,9 @@ def test_callback_sees_every_record_and_may_stop_the_load(server: MockServer) ->
     assert 3 <= len(seen) <= 4
 
 
-@pytest.mark.parametrize("url", ["localhost:8000", "ftp://x", ""], ids=["no scheme", "ftp", "empty"])
+@pytest.mark.parametrize(
+    "url", ["localhost:8000", "ftp://x", "", "http://h:80x"], ids=["no scheme", "ftp", "empty", "port"]
+)
 def test_what_is_no_address_is_a_usage_error(url: str) -> None:
     """A forgotten http:// is told at once."""
     with pytest.raises(UsageError, match="is not an address"):

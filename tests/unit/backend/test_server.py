@@ -212,3 +212,37 @@ def test_device_memory_that_is_not_given_back_stops_the_run(
         return
     with pytest.raises(RunError, match=r"9\.3 GiB more than before .*4711, VLLM::EngineCore"):
         report()
+
+
+def test_log_tail_is_of_the_last_start(tmp_path: Path) -> None:
+    """A log that holds two starts: the first one's lack of memory does not explain the second one's end."""
+    log = tmp_path / "server.log"
+    log.write_text("$ vllm serve a\nCUDA out of memory\n$ vllm serve a\nunrecognized arguments: --x\n")
+
+    assert server_module.log_tail(log) == "unrecognized arguments: --x"
+
+
+def test_death_while_the_first_token_is_asked_for_is_told_with_the_servers_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """/health answered, then the engine ran out of memory at its first pass: an OutOfMemory, not a failed probe."""
+
+    def dies(url: str, served_model: str, dialect: object) -> None:
+        os.killpg(os.getpgid(pids[0]), signal.SIGKILL)
+        raise EngineFailure("connection lost")
+
+    pids: list[int] = []
+    start = server_module.start_group
+
+    def started(*words: Any, **options: Any) -> subprocess.Popen[bytes]:
+        process = start(*words, **options)
+        pids.append(process.pid)
+        with (tmp_path / "server.log").open("a") as log:
+            log.write("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB\n")
+        return process
+
+    monkeypatch.setattr(server_module, "start_group", started)
+    monkeypatch.setattr(server_module, "check_ready", dies)
+
+    with pytest.raises(OutOfMemory), running(tmp_path):
+        pass

@@ -165,3 +165,18 @@ def test_cpu_environment_names_few_cores_and_keeps_what_is_set(tmp_path: Path) -
     kept = cpu_environment(settings, str(python), (4, 7), own={"VLLM_CPU_OMP_THREADS_BIND": "nobind"})
     assert kept["VLLM_CPU_OMP_THREADS_BIND"] == "nobind"
     assert "VLLM_CPU_OMP_THREADS_BIND" not in cpu_environment(settings, "/x/bin/python", (0, 1, 2), own={})
+
+
+@pytest.mark.parametrize(
+    "word",
+    ["-sc", "-sc.method", "--config", "--config=f.yaml", "--speculative-conf", "--speculative_config.method"],
+)
+def test_extra_flags_that_would_make_plain_decoding_speculate_are_refused(word: str) -> None:
+    """Extras go to every arm: a schedule in one of them, or in a file, would speculate where nothing should."""
+    with pytest.raises(UsageError, match="is set by the measurement"):
+        check_extra([word, "x"])
+
+
+def test_extra_flags_of_the_deployment_pass() -> None:
+    """Beginnings that are flags of their own are no abbreviations of ours."""
+    check_extra(["--tensor-parallel-size", "2", "--model-impl", "vllm", "--max-num-partial-prefills", "2"])
