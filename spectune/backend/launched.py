@@ -36,6 +36,9 @@ def silent(text: str) -> None:
     del text
 
 
+TENSOR_PARALLEL = ("tensor-parallel-size", "tp-size", "tp")
+
+
 class LaunchedBackend(abc.ABC):
     """Starts servers of one engine; the engine's own module says how, and reads them.
 
@@ -253,8 +256,27 @@ class LaunchedBackend(abc.ABC):
         return f"{self.environment.package} {self.environment.version}"
 
     @property
+    def _tensor_parallel_size(self) -> int:
+        """Devices that one copy of the model is spread over: a policy holds for this number alone."""
+        return tensor_parallel_size(self._extra)
+
+    @property
     def _target_name(self) -> str:
         """Hub ids whole, paths by their last part: a folder of this machine identifies nothing elsewhere."""
         if self._model is None:
             return self.model_path.name
         return Path(self._model).name if Path(self._model).expanduser().exists() else self._model
+
+
+def tensor_parallel_size(extra: Sequence[str]) -> int:
+    """From extra server arguments, in the spellings of vLLM and SGLang; 1 if nothing is said.
+
+    UsageError for a value that is no number.
+    """
+    words = [part for word in extra for part in word.split("=", 1)]
+    for word, value in zip(words, [*words[1:], ""], strict=False):
+        if word.lstrip("-").replace("_", "-") in TENSOR_PARALLEL and word.startswith("-"):
+            if not value.isdigit() or int(value) < 1:
+                raise UsageError(f"--extra-server-args: {word} {value} is not a number of devices")
+            return int(value)
+    return 1

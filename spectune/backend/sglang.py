@@ -193,6 +193,7 @@ class SglangBackend(LaunchedBackend):
                 "context_length": settings.context_length,
                 "chunked_prefill_size": settings.chunked_prefill_size,
                 "disable_cuda_graph": settings.disable_cuda_graph,
+                "tensor_parallel_size": self._tensor_parallel_size,
                 "prefix_cache": False,
                 "sampling_defaults": "openai",
                 "forced_acceptance_length": forced_length(os.environ) or "none",

@@ -132,6 +132,7 @@ class VllmBackend(LaunchedBackend):
                 "target_quantization": quantization_scheme(self.model_path),
                 **self._draft_facts,
                 "extra_server_args": " ".join(settings.extra),
+                "tensor_parallel_size": self._tensor_parallel_size,
                 "chat_template": self.template_digest or "none",
             },
             is_simulated=self._is_simulated,

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from spectune.records.policy_load import LoadSample, PolicyArm, PolicyLoad
 
 SAMPLES, VERDICT = "samples.jsonl", "verification.json"
+IDENTITY = "verifying.json"
 EXITS = {"kept": 0, "withdrawn": 3, "inconclusive": 4}
 
 
@@ -88,6 +89,19 @@ def verify(
     if online and backend != "reference":
         raise UsageError(f"--online runs in the reference engine, not with --backend {backend}")
     folder = output_dir or Path(f"runs/verify-{datetime.now():%Y-%m-%d-%H%M%S}")
+    check_same_verification(
+        folder,
+        {
+            "policy": digest_of(policy),
+            "backend": backend,
+            "model": model,
+            "draft_model": draft_model,
+            "max_tokens": max_tokens,
+            "simulated_truth": simulated_truth,
+            "switch_rounds": switch_rounds,
+            "online": online,
+        },
+    )
     if backend == "vllm":
         from spectune.cli.policy_serve import serve_vllm
 
@@ -120,7 +134,9 @@ def verify(
             switch_rounds=switch_rounds,
             chooser=learner_of(source, policy) if online else table_of(policy),
         )
-    found = conclude(policy, samples, folder, backend=backend)
+    found = conclude(
+        policy, samples, folder, backend=backend, is_complete=is_complete, stamps_policy=not online
+    )
     if as_json:
         print_json(_document(found, is_complete, is_simulated=backend == "simulated"))
     else:
@@ -290,17 +306,54 @@ def chains_of(policy: dict[str, Any], depths: Sequence[int]) -> list[SpecConfig]
 
 
 def conclude(
-    policy: dict[str, Any], samples: list[LoadSample], folder: Path, *, backend: str
+    policy: dict[str, Any],
+    samples: list[LoadSample],
+    folder: Path,
+    *,
+    backend: str,
+    is_complete: bool = True,
+    stamps_policy: bool = True,
 ) -> Verification:
-    """The verdict, written beside the samples with the policy that carries it."""
+    """The verdict, written beside the samples, and with it the policy if that is what was served.
+
+    A part of the runs cannot keep a policy.
+    """
+    from spectune.policy.verification import unfinished, with_router_advice, with_verification
     from spectune.policy.verification import verify as judge
-    from spectune.policy.verification import with_router_advice, with_verification
 
     found = with_router_advice(policy, judge(samples, parts_up_to=4))
+    if not is_complete:
+        found = unfinished(found)
     folder.mkdir(parents=True, exist_ok=True)
-    _write(folder / VERDICT, _document(found, True, is_simulated=backend == "simulated"))
-    _write(folder / "policy.json", with_verification(policy, found, backend))
+    _write(folder / VERDICT, _document(found, is_complete, is_simulated=backend == "simulated"))
+    if stamps_policy:
+        _write(folder / "policy.json", with_verification(policy, found, backend))
     return found
+
+
+def digest_of(policy: dict[str, Any]) -> str:
+    """Hash of what a policy does and where it holds; what was said of it is left out."""
+    import hashlib
+
+    told = {name: policy.get(name) for name in ("cells", "fallback", "deadband", "validity")}
+    return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def check_same_verification(folder: Path, identity: dict[str, Any]) -> None:
+    """Samples of another policy, engine or setting are not gone on with; UsageError naming what differs."""
+    file = folder / IDENTITY
+    if not file.exists():
+        write_text(file, json.dumps(identity, indent=1) + "\n", "--output-dir")
+        return
+    try:
+        known = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise UsageError(f"{file} is damaged: {error}", hint="another --output-dir starts anew") from error
+    if differing := sorted(name for name in identity if known.get(name) != identity[name]):
+        raise UsageError(
+            f"--output-dir {folder} holds samples of another verification: {', '.join(differing)} differ",
+            hint="another --output-dir starts anew",
+        )
 
 
 def read_samples(folder: Path) -> list[LoadSample]:
@@ -310,7 +363,11 @@ def read_samples(folder: Path) -> list[LoadSample]:
     file = folder / SAMPLES
     if not file.exists():
         return []
-    lines = [line for line in file.read_text(encoding="utf-8").split("\n") if line.strip()]
+    data = file.read_bytes()
+    whole = data[: data.rfind(b"\n") + 1]
+    if len(whole) < len(data):  # a kill in the middle of a line: that sample is measured again
+        write_text(file, whole.decode(), "--output-dir")
+    lines = [line for line in whole.decode().split("\n") if line.strip()]
     try:
         return [LoadSample.from_dict(json.loads(line)) for line in lines]
     except ValueError as error:

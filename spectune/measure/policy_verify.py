@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Protocol
 
+from spectune.errors import EngineFailure
 from spectune.records import BlockResult, Cell, Prompt, Request, RoundRecord, Sampling
 from spectune.records.policy_load import LoadPart, LoadSample, PolicyArm, PolicyLoad
 
@@ -112,11 +113,17 @@ def sample_of(
     block: BlockResult, load: PolicyLoad, arm: PolicyArm, repeat: int, *, boot: int = 0
 ) -> LoadSample:
     """What a run took. Prefill of the target is left out where rounds tell it: all arms do the same."""
+    if failed := [request for request in block.requests if request.error is not None]:
+        raise EngineFailure(
+            f"{load.name}, {arm.label}: {len(failed)} of {len(block.requests)} requests failed: {failed[0].error}",
+            hint="what is verified has to be served whole; the same command goes on when the cause is gone",
+        )
     decode = [turn for turn in block.rounds if turn.kind == "decode"]
     num_tokens = sum(request.num_output_tokens for request in block.requests)
     if not decode:
         return _served_sample(block, load, arm, repeat, num_tokens, boot)
     level = load.levels[0][0]
+    # tokens of the drain are left out as well as its time: a policy runs something else at its batch sizes
     full = [turn for turn in decode if turn.batch_size == level]
     emitted = sum(turn.num_emitted for turn in full)
     tpot_s = sum(turn.total_s for turn in full) * level / emitted if load.is_steady and emitted else None
@@ -184,4 +191,5 @@ def switch_cost(decode: Sequence[RoundRecord]) -> tuple[int, float | None]:
         ]
         if after:
             excess.append(max(0.0, turn.total_s - statistics.median(after)))
-    return num_switches, sum(excess) if excess else None
+    # those without rounds to compare with cost what the others did
+    return num_switches, sum(excess) / len(excess) * num_switches if excess else None

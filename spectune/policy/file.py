@@ -79,9 +79,37 @@ def load_policy(data: Any, *, origin: str = "policy") -> dict[str, Any]:
         if cell["context_tokens"] is not None:
             _check_range(cell["context_tokens"], f"{where}.context_tokens")
         _check_range(cell["temperature"], f"{where}.temperature")
-        config_of(cell["config"])
-    config_of(data["fallback"])
+        _check_config(cell["config"], f"{where}.config")
+    _check_config(data["fallback"], f"{origin}: fallback")
+    _check_validity(data["validity"], schema["$defs"]["validity"], origin)
     return data
+
+
+def _check_config(value: Any, where: str) -> None:
+    if value != OFF and not isinstance(value, dict):
+        raise UsageError(f'{where}: {value!r} is neither "off" nor an object')
+    try:
+        config = config_of(value)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise UsageError(f"{where}: {error}") from error
+    numbers = (config.num_steps, config.topk, config.num_draft_tokens)
+    if not all(isinstance(number, int) for number in numbers):
+        raise UsageError(
+            f"{where}: num_steps, topk and num_draft_tokens {list(numbers)} must be whole numbers"
+        )
+    if value != OFF and "draft_model" not in value:
+        raise UsageError(f"{where}: missing draft_model", hint="null where the drafter has no model")
+
+
+def _check_validity(validity: Any, schema: Mapping[str, Any], origin: str) -> None:
+    _check_keys(validity, schema, f"{origin}: validity")
+    for name in ("batch", "context_tokens"):
+        _check_range(validity[name], f"{origin}: validity.{name}")
+    if not isinstance(validity["batch"][1], int):
+        raise UsageError(f"{origin}: validity.batch {validity['batch']!r} names no largest batch size")
+    temperatures = validity["temperatures"]
+    if not isinstance(temperatures, list) or not temperatures:
+        raise UsageError(f"{origin}: validity.temperatures {temperatures!r} is not a list of temperatures")
 
 
 def _check_keys(data: Any, schema: Mapping[str, Any], where: str) -> None:

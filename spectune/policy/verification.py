@@ -173,14 +173,30 @@ def static_advice(loads: Sequence[LoadVerdict]) -> str:
 
 
 def switch_cost(samples: Sequence[LoadSample]) -> float | None:
-    """Mean seconds of a switch to more speculation over the mean plain round of the same batch sizes."""
-    switches = [(s.switch_s, s.num_switches) for s in samples if s.arm == POLICY and s.switch_s is not None]
-    plain = [part for s in samples if s.arm == OFF for part in s.parts]
-    count, rounds = sum(number for _, number in switches), sum(part.num_rounds for part in plain)
-    if not count or not rounds:
+    """Mean seconds of a switch to more speculation over the mean plain round of the loads that it was seen in."""
+    seen: dict[str, list[tuple[float, int]]] = {}
+    for sample in samples:
+        if sample.arm == POLICY and sample.switch_s is not None and sample.num_switches:
+            seen.setdefault(sample.load, []).append((sample.switch_s, sample.num_switches))
+    costs: list[tuple[float, int]] = []  # plain rounds that all switches of a load took, and their number
+    for load, switches in seen.items():
+        plain = [part for s in samples if s.arm == OFF and s.load == load for part in s.parts]
+        if rounds := sum(part.num_rounds for part in plain):
+            plain_s = sum(part.seconds for part in plain) / rounds
+            seconds = sum(own for own, _ in switches)
+            costs.append((seconds / plain_s, sum(number for _, number in switches)))
+    if not costs:
         return None
-    plain_s = sum(part.seconds for part in plain) / rounds
-    return sum(seconds for seconds, _ in switches) / count / plain_s
+    return sum(cost for cost, _ in costs) / sum(number for _, number in costs)
+
+
+def unfinished(found: Verification) -> Verification:
+    """The verification of a part of the runs: it may withdraw a policy, it cannot keep one."""
+    if found.verdict != KEPT:
+        return found
+    return replace(
+        found, verdict=INCONCLUSIVE, reasons=(*found.reasons, "not all runs are done"), advice=found.advice
+    )
 
 
 def _told(ratio: Interval) -> str:

@@ -224,3 +224,57 @@ def test_a_policy_that_cannot_be_written_is_a_usage_error(spectune, command):
 
     assert 2 == answer.code
     assert "error: --output taken/policy.json cannot be written: File exists" in answer.err
+
+
+def test_verification_of_another_policy_is_not_gone_on_with(spectune: Spectune, swept: Path) -> None:
+    """Samples of one table say nothing of another, nor of other lengths: the folder is refused by what differs."""
+    words = ("policy", "verify", "--backend", "simulated", "--simulated-truth", "truth.json", "-o", "out")
+    words = (*words, "--num-runs", "2", "--max-batch-size", "2")
+    assert spectune(*words[:2], str(swept), *words[2:]).code in (0, 4)
+    policy = json.loads((swept / "policy.json").read_text())
+    policy["cells"][0]["config"] = "off"
+    Path("other.json").write_text(json.dumps(policy))
+
+    other = spectune(*words[:2], "other.json", *words[2:])
+    longer = spectune(*words[:2], str(swept), *words[2:], "--max-tokens", "33")
+
+    assert (other.code, longer.code) == (2, 2)
+    assert "policy differ" in other.err
+    assert "max_tokens differ" in longer.err
+
+
+def test_verification_with_half_a_sample_at_its_end_goes_on(spectune: Spectune, swept: Path) -> None:
+    """A kill in the middle of a line: that sample is measured again, the others are kept."""
+    words = ("policy", "verify", str(swept), "--backend", "simulated", "--simulated-truth", "truth.json")
+    words = (*words, "-o", "out", "--num-runs", "2", "--max-batch-size", "2")
+    first = spectune(*words)
+    whole = Path("out/samples.jsonl").read_text()
+    Path("out/samples.jsonl").write_text(whole[:-20])
+
+    again = spectune(*words)
+
+    assert again.code == first.code
+    assert Path("out/samples.jsonl").read_text().count("\n") == whole.count("\n")
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"validity": {}}, "validity"),
+        ({"cells": [{"config": None}]}, "cells[0]"),
+        ({"fallback": {"num_steps": "3"}}, "fallback"),
+        ({"fallback": 7}, "fallback"),
+    ],
+    ids=["empty validity", "cell without keys", "text for a number", "a number for a configuration"],
+)
+def test_a_policy_with_wrong_types_is_told_by_its_key(
+    spectune: Spectune, swept: Path, change: dict[str, object], words: str
+) -> None:
+    """What a hand-edited file may hold is a usage error naming the place, for every command that reads it."""
+    policy = json.loads((swept / "policy.json").read_text())
+    Path("edited.json").write_text(json.dumps({**policy, **change}))
+
+    for command in (("show", "edited.json"), ("emit", "edited.json", "--engine", "vllm")):
+        told = spectune("policy", *command)
+        assert told.code == 2, told.err
+        assert words in told.err

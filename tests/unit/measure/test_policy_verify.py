@@ -10,9 +10,10 @@ import pytest
 from spectune.backend.truth import SimulatedTruth
 from spectune.draft.deferred import DeferredDrafter
 from spectune.engine.scheduler import Engine
+from spectune.errors import EngineFailure
 from spectune.measure.policy_verify import sample_of, serve_in_turn, switch_cost
 from spectune.measure.policy_verify_simulated import SimulatedServer
-from spectune.records import BlockResult, Chooser, Request, RoundRecord, SpecConfig
+from spectune.records import BlockResult, Chooser, Request, RequestRecord, RoundRecord, SpecConfig
 from spectune.records.policy_load import PolicyArm, PolicyLoad
 from tests.support.toys import cyclic_pair, ragged_requests, random_drafter, request, tiny_target
 
@@ -114,6 +115,24 @@ def test_switch_cost_is_the_first_round_beyond_the_next_ones() -> None:
 
     assert switch_cost(rounds) == (1, 3.0)
     assert switch_cost(rounds[:1]) == (0, None)
+
+
+def test_switch_without_rounds_after_it_costs_what_the_others_did() -> None:
+    """Two switches, one of them the last round of all: 3 s for the first, so 6 s for both."""
+    rounds = [turn("off", 1), turn("k", 5), turn("k", 2), turn("k", 2), turn("off", 1), turn("k", 9)]
+
+    assert switch_cost(rounds) == (2, 6.0)
+
+
+def test_sample_of_a_load_with_failed_requests_is_refused() -> None:
+    """A request that failed was not served: its load says nothing of a policy."""
+    request = RequestRecord(
+        request_id="r", category="chat", num_prompt_tokens=3, output_ids=(), arrival_s=0.0, first_token_s=None,
+        finish_s=None, finish_reason=None, error="died",
+    )  # fmt: skip
+
+    with pytest.raises(EngineFailure, match="1 of 1 requests failed: died"):
+        sample_of(BlockResult(requests=(request,), rounds=(), duration_s=1.0), LOAD, ARMS[1], 0)
 
 
 class Switching:

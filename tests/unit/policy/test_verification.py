@@ -12,7 +12,9 @@ import pytest
 from spectune.policy.file import policy_schema
 from spectune.policy.table import build_policy
 from spectune.policy.verification import (
+    Verification,
     document,
+    unfinished,
     unmeasured_places,
     verify,
     with_router_advice,
@@ -274,6 +276,37 @@ def test_switch_cost_is_told_in_plain_rounds():
     )
 
     assert found.switch_cost_rounds == pytest.approx(1.5)
+
+
+def test_switch_cost_is_in_plain_rounds_of_the_load_that_switched():
+    """0.3 s over two switches in a load of 0.1 s rounds; rounds of 1 s in another load say nothing of it."""
+    samples = [
+        LoadSample(
+            load=load, arm="off", repeat=0, seconds=1.0, num_tokens=10, tpot_s=None,
+            parts=(LoadPart(batch_size=1, config="off", num_rounds=10, seconds=seconds, num_emitted=10),),
+        )
+        for load, seconds in (("r", 1.0), ("large", 10.0))
+    ]  # fmt: skip
+    samples.append(
+        LoadSample(
+            load="r", arm="policy", repeat=0, seconds=1.0, num_tokens=10, tpot_s=None, num_switches=2,
+            switch_s=0.3,
+        )
+    )  # fmt: skip
+
+    assert verify(samples).switch_cost_rounds == pytest.approx(1.5)
+
+
+def test_a_part_of_the_runs_cannot_keep_a_policy(policy):
+    """Kept by what was served so far: open until all is; withdrawn stays withdrawn."""
+    found = Verification(verdict="kept", loads=(), reasons=(), advice=None, switch_cost_rounds=None)
+    lost = replace(found, verdict="withdrawn", reasons=("batch 1: lost",))
+
+    assert (unfinished(found).verdict, unfinished(found).reasons) == (
+        "inconclusive",
+        ("not all runs are done",),
+    )
+    assert unfinished(lost) == lost
 
 
 def test_policy_carries_its_verification(policy):
