@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import time
+from collections.abc import Mapping
 from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
@@ -55,11 +56,14 @@ def trace(
         raise typer.Exit(show_trace(show, options, given, as_json=as_json))
     if dry_run:
         raise typer.Exit(show_plan(options, as_json=as_json))
-    raise typer.Exit(run(options, argv=("spectune", *called.obj), resume=resume, as_json=as_json))
+    argv = ("spectune", *called.obj)
+    raise typer.Exit(run(options, given, argv=argv, resume=resume, as_json=as_json))
 
 
-def run(options: TraceOptions, *, argv: tuple[str, ...], resume: bool, as_json: bool) -> int:
-    """Record the trace and show it; returns the exit code."""
+def run(
+    options: TraceOptions, given: Mapping[str, Any], *, argv: tuple[str, ...], resume: bool, as_json: bool
+) -> int:
+    """Record the trace and show it; returns the exit code. given: the settings that flags name."""
     from spectune.backend.reference_trace import recorders_of
     from spectune.engine.trace_record import record
     from spectune.records import SpecConfig
@@ -67,8 +71,10 @@ def run(options: TraceOptions, *, argv: tuple[str, ...], resume: bool, as_json: 
 
     folder = _output_folder(options, resume=resume)
     if (folder / TRACE_FILE).exists():
+        made = read_trace(folder)
+        _check_same(made, given, folder)
         say(f"{folder / TRACE_FILE} is complete")
-        return _tell(read_trace(folder), folder / TRACE_FILE, _space(options), as_json=as_json)
+        return _tell(made, folder / TRACE_FILE, _space(options), as_json=as_json)
     workload, backend = _workload(options), _backend(options)
     requests = _requests(options, workload, backend)
     recorders = recorders_of(backend, _head_name(options), _space(options), vocab_slices=options.vocab_slices)
@@ -93,6 +99,21 @@ def run(options: TraceOptions, *, argv: tuple[str, ...], resume: bool, as_json: 
         shutil.rmtree(folder / PARTS)
     say(f"trace: {folder / TRACE_FILE}")
     return _tell(made, folder / TRACE_FILE, _space(options), as_json=as_json)
+
+
+def _check_same(made: Trace, given: Mapping[str, Any], folder: Path) -> None:
+    """UsageError where flags ask for another trace than the finished one in the folder."""
+    told = {**made.sampling, "model": made.fingerprint.get("target")}
+    asked = dict(given)
+    if "model" in asked:
+        asked["model"] = Path(asked["model"]).name
+        told["model"] = None if told["model"] is None else Path(str(told["model"])).name
+    for name, value in asked.items():
+        if told.get(name) is not None and told[name] != value:
+            raise UsageError(
+                f"--resume {folder} holds a finished trace with {name} {told[name]}, {value} is asked",
+                hint="another --output-dir makes another trace",
+            )
 
 
 def show_trace(path: Path, options: TraceOptions, given: dict[str, Any], *, as_json: bool) -> int:
@@ -278,6 +299,8 @@ def _about(
         "num_tokens": options.num_tokens,
         "topk": options.topk,
         "num_draft_tokens": options.num_draft_tokens,
+        "method": options.method,
+        "vocab_slices": options.vocab_slices,
     }
     about = {
         "fingerprint": fingerprint,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from datetime import datetime
@@ -71,6 +73,10 @@ def run(
     from spectune.tune.job import resume_tuning, run_tuning, start_tuning
 
     preflight(options)
+    if options.knob:
+        from spectune.tune.knobs import parse_knobs
+
+        parse_knobs(options.knob, options.backend)  # a wrong one is told before hours of measuring
     path = resume or Path(options.output_dir or f"runs/{datetime.now():%Y-%m-%d-%H%M%S}-tune")
     workload, backend = read_prompts(options), open_backend(options, path)
     job = job_of(options, workload, backend)
@@ -239,6 +245,14 @@ def exit_code(tuning: Tuning, summary: RunSummary) -> int:
     return DONE_WITH_FAILURES if any(race.failed for race in tuning.races) else DONE
 
 
+def _study_of(plan: SweepPlan, backend: Backend, knobs: Sequence[str]) -> str:
+    """Hash of what the scores of a study depend on beside its name: engine, prompts, and the choices asked."""
+    from spectune.tune.manifest import comparable
+
+    told = [comparable(backend.fingerprint()), plan.workload.digest, sorted(knobs)]
+    return hashlib.sha256(json.dumps(told, sort_keys=True, default=str).encode()).hexdigest()[:12]
+
+
 def search_knobs(options: TuneOptions, tuning: Tuning, backend: Backend) -> dict[str, Any] | None:
     """Settings outside the model at the first load, starting from what the model answered."""
     if not options.knob:
@@ -263,7 +277,8 @@ def search_knobs(options: TuneOptions, tuning: Tuning, backend: Backend) -> dict
         num_trials=options.num_trials,
         seed=options.seed,
         storage=options.storage,
-        study_name=f"spectune {race.winner.label} {race.cell.label}",
+        # a storage may be shared by runs on other machines, models and prompts: their scores are not ours
+        study_name=f"spectune {race.winner.label} {race.cell.label} {_study_of(plan, backend, options.knob)}",
     )
     rows = [{"values": dict(one.values), "score": one.score, "failure": one.failure} for one in found.tried]
     best = None if found.best is None else {"values": dict(found.best.values), "score": found.best.score}

@@ -58,6 +58,17 @@ def find_traces(
             raise UsageError(f"--trace {job.trace} holds one context and temperature, {len(keys)} are asked")
         made = read_trace(job.trace)
         check_fingerprint(job.trace, made.fingerprint, backend)
+        traced, (_, wanted) = made.sampling.get("temperature"), keys[0]
+        if traced is not None and float(traced) != wanted:
+            raise UsageError(
+                f"--trace {job.trace} is of temperature {traced:g}, {wanted:g} is asked",
+                hint="spectune trace --temperature makes one of another temperature",
+            )
+        if made.workload.get("digest") not in (None, plan.workload.digest):
+            say(
+                f"caution: --trace {job.trace} is of other prompts ({made.workload.get('name')}): acceptance is "
+                "theirs"
+            )
         return {keys[0]: made}
     found = {}
     for context, temperature in keys:
@@ -77,7 +88,8 @@ def find_traces(
             say(f"tracing {len(requests)} prompts with context {context} at T={temperature:g}")
             assert isinstance(backend, RecordsTraces)
             parts = store.path / f"{PARTS}-{context}-{temperature:g}"
-            made = backend.record_trace(requests, plan.configs, _about(job, backend), parts_dir=parts)
+            about = _about(job, backend, temperature)
+            made = backend.record_trace(requests, plan.configs, about, parts_dir=parts)
             write_trace(file, made)
             for part in parts.glob("*.npz"):
                 part.unlink()
@@ -87,12 +99,12 @@ def find_traces(
     return found
 
 
-def _about(job: TuneJob, backend: Backend) -> dict[str, dict[str, Any]]:
+def _about(job: TuneJob, backend: Backend, temperature: float) -> dict[str, dict[str, Any]]:
     workload = job.plan.workload
     about = {
         "fingerprint": comparable(backend.fingerprint()),
         "workload": {"name": workload.name, "digest": workload.digest},
-        "sampling": asdict(job.plan.sampling),
+        "sampling": asdict(replace(job.plan.sampling, temperature=temperature)),
         "provenance": {},
     }
     plain: dict[str, dict[str, Any]] = json.loads(dump_strict(about))  # as a saved part will say it

@@ -24,6 +24,7 @@ from spectune.policy.speedup import paired_log_ratios, round_log_ratios
 from spectune.records import Cell, Clock, Interval, Point, SpecConfig, Status
 from spectune.store import RunStore
 from spectune.tune.plan import SweepPlan
+from spectune.tune.profile import LOOKUPS
 from spectune.tune.race import Challenger, Guess, RaceResult, RaceRules, Stage
 
 OFF = SpecConfig.off()
@@ -182,20 +183,28 @@ class Race:
         return [ratio + math.log(fast_gain / slow_gain) for ratio in round_log_ratios(*arms)]
 
     def _gain(self, config: SpecConfig) -> float | None:
+        """Tokens a round on the traced prompts, None where rounds are not told apart from what they yield: a
+        lookup that finds nothing is quick, so its times and its yield have to be of the same prompts."""
         guess = self.guesses.get(config)
-        return 1.0 if config.is_off else None if guess is None else guess.gain
+        if config.is_off:
+            return 1.0
+        return None if guess is None or config.method in LOOKUPS else guess.gain
 
     def _ratio(self, slow: SpecConfig, fast: SpecConfig, level: float) -> Interval | None:
         """How much faster `fast` is, on the prompts of the trace."""
         ratios = self._log_ratios(slow, fast)
-        others = [self._log_ratios(slow, config) for config in self._arms if config not in (slow, fast)]
+        # ratios of lookups scatter otherwise than those of drafters, so they lend each other no spread
+        alike = [config for config in self._arms if (config.method in LOOKUPS) == (fast.method in LOOKUPS)]
+        others = [self._log_ratios(slow, config) for config in alike if config not in (slow, fast)]
         return stats.pooled_ratio_interval(ratios, others, level=level) if ratios else None
 
     def _speedup(self, config: SpecConfig, *, level: float = 0.95) -> Interval | None:
         """Over plain decoding and on prompts like the traced ones: their spread is in the interval."""
         found = self._ratio(OFF, config, level)
         guess = self.guesses.get(config)
-        if found is None or found.low is None or found.high is None or guess is None or guess.gain is None:
+        if found is None or found.low is None or found.high is None or guess is None:
+            return found
+        if self._gain(config) is None:
             return found
         half = math.hypot(
             math.log(found.high / found.low) / 2,
@@ -274,6 +283,8 @@ class Race:
         self, chosen: Challenger, fastest: Challenger, num_candidates: int
     ) -> tuple[SpecConfig, str, Interval | None]:
         if chosen.config.is_off:
+            if not num_candidates:
+                return OFF, "plain decoding: no other configuration could be predicted or measured here", None
             return OFF, "no finalist is faster than plain decoding", None
         level = corrected_level(num_candidates)
         shown = self._speedup(chosen.config, level=level)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from spectune.cli.app import run
-from spectune.store.trace_file import write_trace
+from spectune.store.trace_file import read_trace, write_trace
 from tests.support.traces import chain_drafter, toy_trace
 
 
@@ -119,3 +120,19 @@ def test_a_folder_with_a_trace_is_not_overwritten(traced: Path, capsys: pytest.C
     argv = ["trace", "--output-dir", str(traced), "--resume", "--topk", "1", "--num-tokens", "3"]
     assert 0 == run(argv)
     assert "is complete" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("flag", [("--temperature", "1"), ("--model", "another-model")], ids=lambda f: f[0])
+def test_a_finished_trace_is_not_shown_as_one_of_other_settings(
+    flag: tuple[str, str], traced: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A folder of a greedy trace of one model, resumed with another temperature or model: what differs is named."""
+    made = read_trace(traced)
+    made = replace(made, sampling={"temperature": 0.0}, fingerprint={**made.fingerprint, "target": "toy"})
+    write_trace(traced / "trace.npz", made)
+
+    assert 2 == run(["trace", "--output-dir", str(traced), "--resume", *flag])
+
+    told = capsys.readouterr().err
+    assert "holds a finished trace with" in told
+    assert flag[1] in told
