@@ -46,6 +46,9 @@ SILENCE_S = 120.0
 HIT_LIMIT = 0.01
 """Share of prompt tokens from the prefix cache that is worth a word: every prompt is asked once."""
 
+MOST_TIMEOUTS = 2
+"""Requests in a row without an answer after which an engine hangs, rather than one of its requests."""
+
 _LOST = frozenset({FailureKind.CONNECTION, FailureKind.RESET, FailureKind.TRUNCATED})
 
 
@@ -155,9 +158,19 @@ class ServerSession:
         """What became of every request that ended before the last measured one did."""
         waiting = {request.request_id for request in measured}
         done: dict[str, ServedRequest] = {}
+        silent = 0
 
         def take(served: ServedRequest) -> None:
+            nonlocal silent
             done[served.request_id] = served
+            silent = silent + 1 if served.failure is FailureKind.TIMEOUT else 0
+            if silent >= MOST_TIMEOUTS:
+                self._check_alive()
+                raise EngineFailure(
+                    f"{silent} requests in a row had no answer, the last one after "
+                    f"{served.ended_s - served.sent_s:.0f} s: the engine at {self.address.url} hangs",
+                    hint="its log says what it was doing; a load beyond its memory swaps",
+                )
             if served.failure in _LOST:
                 self._check_alive()
             if served.failure is FailureKind.NOT_FOUND:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from spectune.backend.ceiling import ClientCeiling
+from spectune.backend.client import ClientOptions
 from spectune.backend.mock_server import Fault, MockServer, MockSettings, mock_thread
 from spectune.backend.server_session import Address, ServerSession, ramp, tail
 from spectune.errors import EngineFailure
@@ -224,3 +226,16 @@ def test_gap_of_a_server_comes_with_the_near_tie_of_its_number_format() -> None:
         assert exact.gap(asked, [7, 8, 9], 2) == Gap(value=pytest.approx(0.4), tolerance=1e-3)
         assert session.gap(sampled, [7, 8, 9], 2) is None
         assert session.gap(replace(asked, prompt_ids=()), [7, 8, 9], 2) is None
+
+
+def test_engine_that_hangs_ends_the_load_after_two_requests() -> None:
+    """Output, then silence, for ever: the load stops with what it waited for, not after every request."""
+    with mock_thread(MockSettings()) as server:
+        options = ClientOptions(extra_body={"mock_fault": "hang"}, silence_timeout_s=0.2)
+        session = session_at(server, options=options)
+        begin = time.monotonic()
+
+        with pytest.raises(EngineFailure, match="2 requests in a row had no answer"):
+            session.stream(point(1), requests(40), requests(2, "filler"))
+
+    assert time.monotonic() - begin < 5.0  # forty of them would take eight seconds
