@@ -69,6 +69,12 @@ def simulate(
     table = speed_table([summarize(store) for store in stores])
     document = _policy_of(policy, stores)
     traffic = _traffic(mix, arrivals, request_rate, burstiness, num_requests, output_tokens, seed)
+    known = table.categories
+    if mix is not None and known and (wrong := {one.category for one in traffic} - known):
+        raise UsageError(
+            f"--mix: {', '.join(sorted(wrong))} is no category of these runs",
+            hint=f"known: {', '.join(sorted(known))}",
+        )
     found = play(
         document,
         table,

@@ -78,6 +78,8 @@ def simulate(
     """Every measured configuration throughout, the policy, and an oracle that picks the fastest of the
     moment, all on the same traffic.
 
+    Where the policy says what being ready to speculate costs, its plain decoding takes that much longer.
+
     Raises UsageError for a batch size beyond what was measured: what happens there is not known.
     """
     top = max_batch_size or table.largest
@@ -89,7 +91,11 @@ def simulate(
     jobs = _jobs(traffic, table)
     statics = {config.label: _always(config) for config in table.configs}
     picks: dict[str, Pick] = {**statics, POLICY: _of_policy(policy, table), ORACLE: _oracle(table)}
-    served = {name: _serve(name, pick, table, jobs, top) for name, pick in picks.items()}
+    standby = {entry["batch"]: float(entry["cost"]) for entry in policy.get("standby") or ()}
+    served = {
+        name: _serve(name, pick, table, jobs, top, standby=standby if name == POLICY else {})
+        for name, pick in picks.items()
+    }
     off, own, best = served["off"], served[POLICY], served[ORACLE]
     speedup = off.busy_s / own.busy_s
     money = None
@@ -175,9 +181,15 @@ def _oracle(table: SpeedTable) -> Pick:
 
 
 def _serve(
-    name: str, pick: Pick, table: SpeedTable, jobs: Sequence[tuple[float, str, float]], top: int
+    name: str,
+    pick: Pick,
+    table: SpeedTable,
+    jobs: Sequence[tuple[float, str, float]],
+    top: int,
+    *,
+    standby: Mapping[int, float],
 ) -> Served:
-    """First come, first served, at most `top` together."""
+    """First come, first served, at most `top` together. standby: cost of off by measured batch size."""
     waiting = [_Job(*job) for job in jobs]
     running: list[_Job] = []
     now_s, busy_s, held_s, latency_s, wait_s, next_job = 0.0, 0.0, 0.0, 0.0, 0.0, 0
@@ -192,7 +204,10 @@ def _serve(
             now_s = following
             continue
         config = pick([job.category for job in running])
-        rates = [1 / table.token_s(config, len(running), job.category) for job in running]
+        cost = 1.0
+        if config.is_off and standby:
+            cost = standby[min(standby, key=lambda size: (abs(size - len(running)), size))]
+        rates = [1 / (cost * table.token_s(config, len(running), job.category)) for job in running]
         end_s = min(job.left / rate for job, rate in zip(running, rates, strict=True))
         # a full batch takes nobody in before one of it ends
         step_s = min(end_s, following - now_s) if len(running) < top else end_s

@@ -39,6 +39,11 @@ class SpeedTable:
         """Off and everything that was measured."""
         return tuple(dict.fromkeys((SpecConfig.off(), *(config for config, _ in self.speedups))))
 
+    @property
+    def categories(self) -> frozenset[str]:
+        """Categories that were measured; empty for runs that tell none."""
+        return frozenset((*self.output_tokens, *(name for _, name in self.speedups if name is not None)))
+
     def token_s(self, config: SpecConfig, batch_size: int, category: str) -> float:
         """Seconds per token of a sequence; between measured batch sizes linear in them."""
         plain = interpolate(self.plain_s, batch_size)

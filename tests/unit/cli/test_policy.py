@@ -278,3 +278,12 @@ def test_a_policy_with_wrong_types_is_told_by_its_key(
         told = spectune("policy", *command)
         assert told.code == 2, told.err
         assert words in told.err
+
+
+def test_simulate_with_a_mistyped_category_is_exit_2(spectune: Spectune, swept: Path) -> None:
+    """A category that the runs do not know would be played as all of them together."""
+    told = spectune("policy", "simulate", str(swept), "--mix", "caht=1", "--request-rate", "2")
+
+    assert told.code == 2
+    assert "caht is no category" in told.err
+    assert "chat" in told.err

@@ -145,3 +145,13 @@ def test_speed_table_is_that_of_the_run(make):
     assert found.speedup(K3, 1, "prose") == pytest.approx(1.5)
     assert found.mean_output_tokens("code") == 40.0
     assert math.isclose(found.token_s(K3, 1, "code"), 1 / 1.8)
+
+
+def test_policy_pays_for_being_ready_to_speculate_where_it_is_off(policy):
+    """Off from two on in an engine that can speculate: 10% more of the 20 s of two requests at once."""
+    ready = {**policy, "standby": [{"method": "eagle3", "batch": 2, "cost": 1.1, "cost_ci": None}]}
+
+    found = simulate(ready, table(), [chat(0), chat(0)])
+
+    assert found.of("off").busy_s == pytest.approx(20.0)
+    assert found.of("policy").busy_s == pytest.approx(22.0)
