@@ -202,6 +202,8 @@ class ServerSession:
         records: tuple[RequestRecord, ...] = tuple(
             one.to_record(is_plain=self._is_plain, keeps_schedule=rate is not None) for one in served
         )
+        if not self._is_plain:
+            load = _with_acceptance_notes(load, served)
         duration_s = math.fsum(one.ended_s - one.sent_s for one in served) / load.concurrency
         if rate is not None and served:
             duration_s = open_seconds(served)
@@ -258,6 +260,28 @@ class ServerSession:
             kv_capacity_tokens=self.address.kv_capacity_tokens,
             notes=tuple(notes),
         )
+
+
+def _with_acceptance_notes(load: LoadRecord, served: Sequence[ServedRequest]) -> LoadRecord:
+    """The load with what stands in for acceptance where the requests of a speculating server tell none."""
+    done = [one for one in served if one.is_success]
+    notes = list(load.notes)
+    if reasons := sorted({one.steps_reason for one in done if one.steps_reason}):
+        notes.append(f"the server's report of drafts could not be used: {'; '.join(reasons)}")
+    if not done or any(one.steps for one in done):
+        return replace(load, notes=tuple(notes))
+    own = ", and there are no counters"
+    if load.num_drafts and load.num_accepted is not None:
+        length = 1 + load.num_accepted / load.num_drafts
+        own = (
+            f"; its counters say {length:.2f} tokens a drafting step over {load.num_drafts} steps, those that only "
+            "held the load up included"
+        )
+    notes.append(
+        f"the server's requests tell no acceptance{own}: vLLM tells it when started with "
+        "--per-request-spec-decode-metrics detailed"
+    )
+    return replace(load, tells_steps=False, notes=tuple(notes))
 
 
 def ramp(fillers: Sequence[Request], concurrency: int, max_tokens: int) -> list[Request]:
@@ -326,6 +350,8 @@ def _counter_notes(
     """
     if counts is None or any(not one.is_success for one in done):
         return
+    if not any(one.steps for one in done):
+        return  # requests that tell nothing contradict nothing
     steps = [step for one in done for step in one.steps or () if step.num_verified > 0]
     drafts, tokens = len(steps), sum(step.num_verified for step in steps)
     pairs = ((counts.num_drafts, drafts, "drafting steps"), (counts.num_draft_tokens, tokens, "draft tokens"))

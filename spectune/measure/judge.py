@@ -52,8 +52,9 @@ def _judge(
             Status.FAILED,
             f"{len(failed)} of {len(requests)} requests failed: {failure_text(failed[0])}",
         )
+    tells_steps = all(block.load is None or block.load.tells_steps for block in blocks)
     broken = [text for request in requests if (text := _broken(point, request)) is not None]
-    if broken:
+    if broken and tells_steps:
         return Status.SUSPECT, f"{len(broken)} of {len(requests)} requests do not add up: {broken[0]}"
     if (capped := _capped(point, blocks)) is not None:
         return Status.CAPPED, capped

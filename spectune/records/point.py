@@ -126,6 +126,8 @@ class LoadRecord:
     `client_requests_per_s` and `client_events_per_s` are the most that this client can take, `client_share`
     the part of it that the load needed. At a request rate `concurrency` is what warmed the server up and
     `reached` the mean in flight. `max_in_flight` is the most that were sent and not yet answered.
+    `tells_steps` is False where a server that speculates tells no request's acceptance: speed counts there,
+    acceptance is what the counters say.
     """
 
     concurrency: int
@@ -140,6 +142,7 @@ class LoadRecord:
     client_events_per_s: float | None = None
     client_share: float | None = None
     max_in_flight: int | None = None
+    tells_steps: bool = True
     notes: tuple[str, ...] = ()
 
 

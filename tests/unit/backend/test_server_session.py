@@ -13,7 +13,8 @@ from spectune.backend.client import ClientOptions
 from spectune.backend.mock_server import Fault, MockServer, MockSettings, mock_thread
 from spectune.backend.server_session import Address, ServerSession, ramp, tail
 from spectune.errors import EngineFailure
-from spectune.records import BlockResult, Cell, Gap, Point, Request, Sampling, SpecConfig
+from spectune.measure.judge import judge_point
+from spectune.records import BlockResult, Cell, Gap, Point, Request, Sampling, SpecConfig, Status
 from spectune.workload.arrivals import ClosedLoop
 
 SAMPLING = Sampling(max_tokens=8, ignore_eos=True)
@@ -239,3 +240,17 @@ def test_engine_that_hangs_ends_the_load_after_two_requests() -> None:
             session.stream(point(1), requests(40), requests(2, "filler"))
 
     assert time.monotonic() - begin < 5.0  # forty of them would take eight seconds
+
+
+def test_speculating_server_whose_requests_tell_no_acceptance_is_measured_by_time() -> None:
+    """vLLM's default: speed counts, acceptance is what the counters say, and the requests are no contradiction."""
+    result = stream(MockSettings(num_tokens=3, has_detailed_metrics=False), 2)
+
+    assert result.load is not None
+    assert not result.load.tells_steps
+    (note,) = [note for note in result.load.notes if "tell no acceptance" in note]
+    length = 1 + (result.load.num_accepted or 0) / (result.load.num_drafts or 1)
+    assert f"{length:.2f} tokens a drafting step" in note
+    assert not any("other traffic" in note for note in result.load.notes)
+    outcome = judge_point(point(2, SpecConfig.chain("ngram", 3)), {0: result})
+    assert outcome.status is Status.OK, outcome.reason
