@@ -6,6 +6,7 @@ is physically impossible keeps its counts and loses every time.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
@@ -300,4 +301,5 @@ def _spread(values: list[float]) -> Spread | None:
     if row is None:
         return None
     n, mean, p50, p90, p99 = row
-    return Spread(n=n, mean=mean, p50=p50, p90=p90, p99=p99)
+    std = math.sqrt(math.fsum((value - mean) ** 2 for value in values) / n)
+    return Spread(n=n, mean=mean, p50=p50, p90=p90, p99=p99, std=std)

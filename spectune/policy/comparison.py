@@ -35,13 +35,14 @@ class Acceptance:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spread:
-    """Mean and percentiles of a duration in seconds over `n` observations."""
+    """Mean, percentiles and standard deviation (of these values, as vLLM has it) over `n` durations in seconds."""
 
     n: int
     mean: float
     p50: float
     p90: float
     p99: float
+    std: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

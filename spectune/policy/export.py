@@ -163,6 +163,7 @@ def _vllm(summary: RunSummary, comparison: CellComparison, arm: ArmSummary) -> d
         "total_output_tokens": tokens,
         "request_throughput": completed / duration_s if duration_s else None,
         "output_throughput": throughput,
+        "max_output_tokens_per_s": None,  # the densest second of stream events: they are not tokens
         "total_token_throughput": (arm.input_tokens + tokens) / duration_s if duration_s else None,
         **{name: value for key, spread in spreads.items() for name, value in _millis(key, spread).items()},
         **_load(arm),
@@ -206,11 +207,9 @@ def _load(arm: ArmSummary) -> dict[str, Any]:
 
 
 def _millis(key: str, spread: Spread | None) -> dict[str, float | None]:
-    names = {"mean": "mean", "median": "p50", "p50": "p50", "p90": "p90", "p99": "p99"}
-    return {
-        f"{vllm}_{key}_ms": None if spread is None else getattr(spread, ours) * 1e3
-        for vllm, ours in names.items()
-    }
+    names = {"mean": "mean", "median": "p50", "std": "std", "p50": "p50", "p90": "p90", "p99": "p99"}
+    values = {vllm: None if spread is None else getattr(spread, ours) for vllm, ours in names.items()}
+    return {f"{vllm}_{key}_ms": None if value is None else value * 1e3 for vllm, value in values.items()}
 
 
 def _flat(row: Mapping[str, Any], depth: int) -> dict[str, Any]:

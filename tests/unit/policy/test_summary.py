@@ -238,8 +238,8 @@ def test_export_rows_carry_what_readers_of_vllm_files_look_for(make, store, poin
     }
     assert {name: row[name] for name in expected} == expected
     spreads = [f"{name}_{key}_ms" for key in ("ttft", "tpot", "itl", "e2el")
-               for name in ("mean", "median", "p50", "p90", "p99")]  # fmt: skip
-    assert [name for name in spreads if name not in row] == []
+               for name in ("mean", "median", "std", "p50", "p90", "p99")]  # fmt: skip
+    assert [name for name in (*spreads, "max_output_tokens_per_s") if name not in row] == []
 
 
 def test_export_csv_has_acceptance_latency_and_memory_of_every_category(make, store, points):
