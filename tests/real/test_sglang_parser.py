@@ -302,7 +302,8 @@ def test_emitted_policy_is_accepted_and_resolves_to_what_was_meant(
 
     assert "error" not in answer, answer
     resolved = answer["resolved"]
-    assert resolved["max_running_requests"] == 48
+    # a drafter that SGLang cannot switch is held to the load that it was decided for
+    assert resolved["max_running_requests"] == {"tree": 7, "ngram": 19}.get(name, 48)
     if "speculative-algorithm" not in flags:
         assert numbers(resolved) == (None, None, None, None, False)
         return
