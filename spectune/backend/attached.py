@@ -308,7 +308,7 @@ def _config(url: str) -> SpecConfig:
         if not any(found.startswith("vllm:") for found, _ in counters.values):
             raise EngineFailure(
                 f"{url}/metrics tells nothing of vllm, so whether it speculates is not known",
-                hint="serve without --disable-log-stats, and give the address of the engine, not of a gateway",
+                hint="let it keep statistics (vLLM's disable-log-stats off), and give the engine's address, not a gateway's",
             )
         return SpecConfig.off()
     positions = {dict(own).get("position") for own in counters.series(ACCEPTED_PER_POSITION)}

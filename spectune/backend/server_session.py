@@ -278,8 +278,8 @@ def _with_acceptance_notes(load: LoadRecord, served: Sequence[ServedRequest]) ->
             "held the load up included"
         )
     notes.append(
-        f"the server's requests tell no acceptance{own}: vLLM tells it when started with "
-        "--per-request-spec-decode-metrics detailed"
+        f"the server's requests tell no acceptance{own}: vLLM tells it when started with its flag "
+        "per-request-spec-decode-metrics detailed"
     )
     return replace(load, tells_steps=False, notes=tuple(notes))
 

@@ -75,7 +75,7 @@ class TrainPlan:
         if not 0.0 < self.corpus_share <= 1.0:
             raise UsageError(f"--corpus-share {self.corpus_share} is not within 0..1")
         if self.holdout_every < 2:
-            raise UsageError(f"--holdout-every {self.holdout_every} leaves nothing to train on")
+            raise UsageError(f"holdout-every {self.holdout_every} leaves nothing to train on")
         if self.optimizer not in ("adamw", "muon"):
             raise UsageError(f"--optimizer {self.optimizer} is unknown", hint="use adamw or muon")
         if not 0 < self.lr < math.inf:
