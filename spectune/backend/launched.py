@@ -181,7 +181,12 @@ class LaunchedBackend(abc.ABC):
 
     def _oom_notes(self, config: SpecConfig) -> tuple[str, ...]:
         count = self._num_oom.get(config, 0)
-        return (f"memory share lowered {count} times after running out of memory",) if count else ()
+        if not count:
+            return ()
+        return (
+            f"memory share lowered {count} times after running out of memory, to {self._lowered(config):.2f} of "
+            "what was asked for",
+        )
 
     @property
     def _near_tie(self) -> float:

@@ -127,6 +127,11 @@ class VllmBackend(LaunchedBackend):
                 "enforce_eager": settings.enforce_eager,
                 "prefix_cache": False,
                 **self._cpu_facts(settings),
+                **(
+                    {}
+                    if self._is_cpu
+                    else {"gpu_memory_utilization": settings.gpu_memory_utilization or "default"}
+                ),
                 "generation_config": "vllm",
                 "draft_sampling": "greedy",
                 "target_quantization": quantization_scheme(self.model_path),

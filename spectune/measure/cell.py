@@ -12,7 +12,7 @@ from spectune.errors import StoreError, UsageError
 from spectune.measure.calibrate import round_times
 from spectune.measure.cautions import point_cautions
 from spectune.measure.divergence import find_divergence
-from spectune.measure.door import Door, Failed, explain_failure
+from spectune.measure.door import Door, Failed, explain_failure, is_out_of_memory
 from spectune.measure.judge import judge_point
 from spectune.measure.progress import SweepProgress
 from spectune.measure.requests import Block
@@ -27,6 +27,10 @@ LATE_TEXT = (
     "measured in a later start than the plain decoding it is compared with: the difference between "
     "the starts is not in the interval"
 )
+
+
+OOM_RETRIES = 1
+"""Further tries of a load whose server ran out of memory, each with a smaller share of it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,13 +118,19 @@ class CellRun:
         if point.config in self._failed:
             return
         asked = [request for block in blocks.values() for request in block]
-        try:
-            result = self.door.stream(point, asked, self.work.calibration)
-        except StoreError:
-            raise
-        except Exception as error:
-            self._fail(point, error)
-            return
+        for attempt in range(1 + OOM_RETRIES):
+            try:
+                self._warm_up(point)
+                result = self.door.stream(point, asked, self.work.calibration)
+                break
+            except StoreError:
+                raise
+            except Exception as error:
+                # its next start gets a smaller share of memory, which may be enough for the same load
+                if attempt < OOM_RETRIES and is_out_of_memory(error):
+                    continue
+                self._fail(point, error)
+                return
         for index, part in split_by_block(blocks, result).items():
             self.store.append_block(point.point_id, index, part)
             stored[point][index] = part

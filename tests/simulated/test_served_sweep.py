@@ -127,8 +127,8 @@ def test_candidate_that_dies_under_load_fails_alone(
 def test_candidate_that_runs_out_of_memory_under_load_is_oom(
     arguments: Callable[..., list[str]], tmp_path: Path
 ) -> None:
-    """It starts, and dies of memory in its load: its points are out of memory, plain decoding is measured
-    on both sides of it, and the words of the server are kept."""
+    """It starts, and dies of memory in its load, once more with a smaller share: its points are out of memory,
+    plain decoding is measured on both sides of it, and the words of the server are kept."""
     truth = {"by_method": {"ngram": {"faults": [{"kind": "die", "first": 5}]}}}
     done = spectune(*arguments(truth=truth, words="--misbehave no_memory_later"))
 
@@ -137,6 +137,14 @@ def test_candidate_that_runs_out_of_memory_under_load_is_oom(
     assert sum(o.point.config.is_off for o in outcomes) == 2
     assert "CUDA out of memory" in done.stdout + done.stderr
     assert left_over(tmp_path / "run") == []
+    logs = [log.read_text(encoding="utf-8") for log in (tmp_path / "run" / "servers").glob("*.log")]
+    starts = [
+        line
+        for log in logs
+        for line in log.split("\n")
+        if line.startswith("$ ") and "--speculative-config" in line
+    ]
+    assert len(starts) == 2
 
 
 def test_server_that_queues_is_capped(arguments: Callable[..., list[str]], tmp_path: Path) -> None:
