@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from spectune.backend.ceiling import known_ceiling
 from spectune.backend.environments import Environment, engines_dir, find_environment
+from spectune.backend.extra_args import extra_value
 from spectune.backend.heads import folder_digest, head_folder
 from spectune.backend.prompts import encode_prompt, load_tokenizer
 from spectune.backend.server import READY_TIMEOUT_S, Server, ServerCommand, free_port, serve
@@ -263,7 +264,10 @@ class LaunchedBackend(abc.ABC):
     @property
     def _tensor_parallel_size(self) -> int:
         """Devices that one copy of the model is spread over: a policy holds for this number alone."""
-        return tensor_parallel_size(self._extra)
+        told = extra_value(self._extra, *TENSOR_PARALLEL) or "1"
+        if not told.isdigit() or int(told) < 1:
+            raise UsageError(f"--extra-server-args: {told} is not a number of devices to be spread over")
+        return int(told)
 
     @property
     def _target_name(self) -> str:
@@ -271,17 +275,3 @@ class LaunchedBackend(abc.ABC):
         if self._model is None:
             return self.model_path.name
         return Path(self._model).name if Path(self._model).expanduser().exists() else self._model
-
-
-def tensor_parallel_size(extra: Sequence[str]) -> int:
-    """From extra server arguments, in the spellings of vLLM and SGLang; 1 if nothing is said.
-
-    UsageError for a value that is no number.
-    """
-    words = [part for word in extra for part in word.split("=", 1)]
-    for word, value in zip(words, [*words[1:], ""], strict=False):
-        if word.lstrip("-").replace("_", "-") in TENSOR_PARALLEL and word.startswith("-"):
-            if not value.isdigit() or int(value) < 1:
-                raise UsageError(f"--extra-server-args: {word} {value} is not a number of devices")
-            return int(value)
-    return 1

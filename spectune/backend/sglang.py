@@ -16,6 +16,7 @@ from typing import Any
 from spectune.backend.ceiling import known_ceiling
 from spectune.backend.client import ClientOptions, Dialect
 from spectune.backend.command_line import launcher
+from spectune.backend.extra_args import extra_value
 from spectune.backend.launched import LaunchedBackend
 from spectune.backend.server import HOST, Server, ServerCommand
 from spectune.backend.server_api import server_info
@@ -28,7 +29,6 @@ from spectune.backend.sglang_command import (
     check_extra,
     check_version,
     common_environment,
-    extra_value,
     flag_name,
     forced_acceptance,
     forced_length,
@@ -87,10 +87,10 @@ class SglangBackend(LaunchedBackend):
 
     def unsupported(self, config: SpecConfig) -> str | None:
         """Why a configuration cannot run with these settings, or None; such a point is never launched."""
-        page = extra_value(self._extra, "page-size")
+        page = extra_value(self._extra, "page-size", name_of=flag_name)
         return unsupported(
             config,
-            attention_backend=extra_value(self._extra, "attention-backend"),
+            attention_backend=extra_value(self._extra, "attention-backend", name_of=flag_name),
             page_size=int(page) if page is not None and page.isdecimal() else None,
             has_dp_attention=any(flag_name(word) == "enable-dp-attention" for word in self._extra),
         )

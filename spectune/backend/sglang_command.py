@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from spectune.backend.command_line import render
+from spectune.backend.extra_args import plain_name
 from spectune.backend.sglang_support import ALGORITHMS, MODEL_METHODS
 from spectune.errors import InfeasibleConfig, UsageError
 from spectune.records import Method, SpecConfig
@@ -113,22 +114,8 @@ def check_extra(extra: Sequence[str]) -> None:
 
 def flag_name(word: str) -> str:
     """`speculative_draft-model=x` is `speculative-draft-model-path`: one name for every spelling."""
-    name = word.lstrip("-").split("=")[0].replace("_", "-")
+    name = plain_name(word)
     return ALIASES.get(name, name)
-
-
-def extra_value(extra: Sequence[str], name: str) -> str | None:
-    """Value of a flag among the user's own arguments, with a space or an equals sign before it; the last one."""
-    found = None
-    for index, word in enumerate(extra):
-        if not word.startswith("-") or flag_name(word) != name:
-            continue
-        _, equals, value = word.partition("=")
-        if equals:
-            found = value
-        elif index + 1 < len(extra) and not extra[index + 1].startswith("--"):
-            found = extra[index + 1]
-    return found
 
 
 def server_arguments(

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from spectune.backend.command_line import render
+from spectune.backend.extra_args import plain_name
 from spectune.errors import InfeasibleConfig, UsageError
 from spectune.records import Method, SpecConfig
 
@@ -107,7 +108,7 @@ def check_extra(extra: Sequence[str]) -> None:
     for word in extra:
         if not word.startswith("-"):
             continue
-        name = word.lstrip("-").split("=")[0].split(".")[0].replace("_", "-")
+        name = plain_name(word).split(".")[0]
         if name in _RENAMED:
             raise UsageError(
                 f"--extra-server-args: vllm {OLDEST[0]}.{OLDEST[1]} has no {name} any more",

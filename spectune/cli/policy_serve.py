@@ -53,7 +53,8 @@ def serve_vllm(
     `is_bracketed` is false.
     """
     from spectune.backend.vllm import VllmBackend
-    from spectune.cli.policy_verify import append_sample, head_of, loads_of, read_samples
+    from spectune.cli.policy_samples import append_sample, read_samples
+    from spectune.cli.policy_verify import head_of, loads_of
     from spectune.measure.policy_verify import requests_by_load
     from spectune.measure.policy_verify_server import EmittedVllm, serve_starts
     from spectune.measure.requests import RequestBuilder

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from spectune.records import Backend, Chooser, SpecConfig
     from spectune.records.policy_load import LoadSample, PolicyArm, PolicyLoad
 
-SAMPLES, VERDICT = "samples.jsonl", "verification.json"
-IDENTITY = "verifying.json"
+VERDICT = "verification.json"
+SERVES = ("reference", "vllm", "simulated")
 EXITS = {"kept": 0, "withdrawn": 3, "inconclusive": 4}
 
 
@@ -82,10 +82,15 @@ def verify(
     (exit code 3) and static advice is given; 4 says that the noise leaves it open or runs are missing.
     """
     from spectune.cli.policy import read_policy
+    from spectune.cli.policy_samples import check_same_verification, digest_of
     from spectune.cli.policy_tables import print_verification
+    from spectune.policy.file import check_engine
     from spectune.policy.verification import unmeasured_places
 
     policy = read_policy(source)
+    if backend not in SERVES:
+        raise UsageError(f"--backend {backend} cannot be verified with", hint=f"one of {', '.join(SERVES)}")
+    check_engine(policy, backend)
     if online and backend != "reference":
         raise UsageError(f"--online runs in the reference engine, not with --backend {backend}")
     folder = output_dir or Path(f"runs/verify-{datetime.now():%Y-%m-%d-%H%M%S}")
@@ -174,6 +179,7 @@ def serve_here(
     `loads` replace those that follow from the policy; `categories` restrict the prompts.
     """
     from spectune.backend import create_backend
+    from spectune.cli.policy_samples import append_sample, read_samples
     from spectune.measure.policy_verify import requests_by_load, serve_in_turn
     from spectune.measure.requests import RequestBuilder
     from spectune.policy.file import check_validity
@@ -329,56 +335,6 @@ def conclude(
     if stamps_policy:
         _write(folder / "policy.json", with_verification(policy, found, backend))
     return found
-
-
-def digest_of(policy: dict[str, Any]) -> str:
-    """Hash of what a policy does and where it holds; what was said of it is left out."""
-    import hashlib
-
-    told = {name: policy.get(name) for name in ("cells", "fallback", "deadband", "validity")}
-    return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:16]
-
-
-def check_same_verification(folder: Path, identity: dict[str, Any]) -> None:
-    """Samples of another policy, engine or setting are not gone on with; UsageError naming what differs."""
-    file = folder / IDENTITY
-    if not file.exists():
-        write_text(file, json.dumps(identity, indent=1) + "\n", "--output-dir")
-        return
-    try:
-        known = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise UsageError(f"{file} is damaged: {error}", hint="another --output-dir starts anew") from error
-    if differing := sorted(name for name in identity if known.get(name) != identity[name]):
-        raise UsageError(
-            f"--output-dir {folder} holds samples of another verification: {', '.join(differing)} differ",
-            hint="another --output-dir starts anew",
-        )
-
-
-def read_samples(folder: Path) -> list[LoadSample]:
-    """Samples of an earlier part of the same verification."""
-    from spectune.records.policy_load import LoadSample
-
-    file = folder / SAMPLES
-    if not file.exists():
-        return []
-    data = file.read_bytes()
-    whole = data[: data.rfind(b"\n") + 1]
-    if len(whole) < len(data):  # a kill in the middle of a line: that sample is measured again
-        write_text(file, whole.decode(), "--output-dir")
-    lines = [line for line in whole.decode().split("\n") if line.strip()]
-    try:
-        return [LoadSample.from_dict(json.loads(line)) for line in lines]
-    except ValueError as error:
-        raise UsageError(f"{file} is damaged: {error}", hint="another --output-dir starts anew") from error
-
-
-def append_sample(folder: Path, sample: LoadSample) -> None:
-    """One line, on disk before the next sample is measured."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / SAMPLES).open("a", encoding="utf-8") as stream:
-        stream.write(json.dumps(sample.to_dict()) + "\n")
 
 
 def _write(file: Path, value: Any) -> None:

@@ -19,6 +19,7 @@ from torch import Tensor
 from spectune.draft.checkpoint import Head, HeadConfig
 from spectune.engine.checkpoint import TargetConfig
 from spectune.errors import CheckpointError, StoreError
+from spectune.store.files import replacing
 
 VERIFIERS = {
     "llama": "LlamaForCausalLM",
@@ -244,16 +245,14 @@ def layout_tensors(head: Head, layout: str) -> dict[str, Tensor]:
 
 def _write_weights(tensors: dict[str, Tensor], directory: Path, layout: str) -> None:
     name = "pytorch_model.bin" if layout == "safeailab" else "model.safetensors"
-    partial = directory / f"{name}.partial"
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 
     try:
-        if layout == "safeailab":
-            torch.save(tensors, partial)
-        else:
-            save_file(tensors, partial, metadata={"format": "pt"})
+        with replacing(directory / name) as partial:
+            if layout == "safeailab":
+                torch.save(tensors, partial)
+            else:
+                save_file(tensors, partial, metadata={"format": "pt"})
     except (RuntimeError, SafetensorError) as error:  # what the two writers raise on a full disk
-        partial.unlink(missing_ok=True)
         raise OSError(str(error)) from error
-    partial.replace(directory / name)

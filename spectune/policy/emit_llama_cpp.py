@@ -19,7 +19,6 @@ from spectune.policy.emit_parts import (
     notes_of,
     target_of,
     text_of,
-    up_to,
 )
 from spectune.records import Method, SpecConfig
 
@@ -36,7 +35,7 @@ def emit_llama_cpp(policy: Mapping[str, Any], options: EmitOptions) -> str:
     _check_build(options.engine_version)
     notes = notes_of(policy, "llama.cpp")
     top = max_batch(policy, options.max_batch_size)
-    rungs = up_to(ladder(policy), top)
+    rungs = ladder(policy, top)
     model = target_of(policy)
     lead = lead_of(rungs, _runs)
     if trees := sorted({rung.choice.config.label for rung in rungs if rung.choice.config.is_tree}):

@@ -35,9 +35,10 @@ def version_of(text: str, *, engine: str, known: str) -> tuple[int, int]:
     return int(found[1]), int(found[2])
 
 
-def ladder(policy: Mapping[str, Any]) -> Ladder:
+def ladder(policy: Mapping[str, Any], top: int | None = None) -> Ladder:
     """The batch axis of a policy alone: at each batch size the smallest speculation that any measured
-    context or temperature chose. Adjacent ranges that agree are joined."""
+    context or temperature chose. Adjacent ranges that agree are joined. Ranges beyond `top`, the most
+    requests that a server runs together, are left out."""
     cells = [cell for cell in policy["cells"] if cell["category"] is None]
     starts = {1, *(cell["batch"][0] for cell in cells)}
     starts |= {cell["batch"][1] + 1 for cell in cells if cell["batch"][1] is not None}
@@ -49,12 +50,7 @@ def ladder(policy: Mapping[str, Any]) -> Ladder:
         if rungs:
             rungs[-1] = _closed(rungs[-1], low - 1)
         rungs.append(Segment(low=low, high=None, choice=Choice(config=config, source="")))
-    return tuple(rungs)
-
-
-def up_to(rungs: Ladder, top: int) -> Ladder:
-    """The ranges that a server of at most `top` requests together can reach."""
-    return tuple(rung for rung in rungs if rung.low <= top)
+    return tuple(rung for rung in rungs if top is None or rung.low <= top)
 
 
 def _closed(segment: Segment, high: int) -> Segment:

@@ -22,7 +22,6 @@ from spectune.policy.emit_parts import (
     spans_of,
     target_of,
     text_of,
-    up_to,
 )
 from spectune.policy.ranges import Segment
 from spectune.policy.sglang_adaptive import captured_sizes
@@ -127,7 +126,7 @@ def sglang_launch(
     """What SGLang is started with to run a policy."""
     notes = notes_of(policy, "SGLang")
     top = max_batch(policy, max_batch_size)
-    rungs = up_to(ladder(policy), top)
+    rungs = ladder(policy, top)
     # target_of quotes for a shell; here the words are quoted when they become text
     base = (("model-path", shlex.split(target_of(policy))[0]), ("max-running-requests", str(top)))
     lead = lead_of(rungs, lambda config: config.method in SGLANG_ALGORITHMS)

@@ -22,7 +22,6 @@ from spectune.policy.emit_parts import (
     same_drafter,
     target_of,
     text_of,
-    up_to,
     version_of,
 )
 from spectune.policy.ranges import Segment
@@ -56,7 +55,7 @@ def emit_tensorrt_llm(policy: Mapping[str, Any], options: EmitOptions) -> str:
     version = _version(options.engine_version)
     notes = notes_of(policy, "TensorRT-LLM")
     top = max_batch(policy, options.max_batch_size)
-    rungs = up_to(ladder(policy), top)
+    rungs = ladder(policy, top)
     command = f"trtllm-serve {target_of(policy)} --max_batch_size {top}"
     lead = lead_of(rungs, lambda config: config.method in TYPES)
     if lead is None:

@@ -19,7 +19,6 @@ from spectune.policy.emit_parts import (
     same_drafter,
     target_of,
     text_of,
-    up_to,
     version_of,
 )
 from spectune.policy.ranges import Segment
@@ -92,7 +91,7 @@ def emit_vllm(policy: Mapping[str, Any], options: EmitOptions) -> str:
     _check_version(options.engine_version)
     notes = notes_of(policy, "vLLM")
     top = max_batch(policy, options.max_batch_size)
-    rungs = up_to(ladder(policy), top)
+    rungs = ladder(policy, top)
     command = f"{_program(policy)} {target_of(policy)}"
     lead = lead_of(rungs, lambda config: not config.is_tree)
     if trees := sorted({rung.choice.config.label for rung in rungs if rung.choice.config.is_tree}):

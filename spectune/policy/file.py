@@ -41,6 +41,15 @@ def identity_of(fingerprint: Fingerprint) -> dict[str, Any]:
     }
 
 
+def check_engine(policy: Mapping[str, Any], engine: str) -> None:
+    """Raise NotComparable for a policy of another engine, before this one is made ready."""
+    if (measured := policy["validity"]["engine"]) != engine:
+        raise NotComparable(
+            f"the policy of {policy.get('source_run')} was measured elsewhere: engine {measured!r} against {engine!r}",
+            hint=f"--backend {measured} serves what it was measured on",
+        )
+
+
 def check_validity(policy: Mapping[str, Any], fingerprint: Fingerprint) -> None:
     """Raise NotComparable, naming each difference, if a policy was measured on something else."""
     here = identity_of(fingerprint)

@@ -8,6 +8,7 @@ from spectune.records import Acceptance, HeadReport, Interval, Judgement
 from spectune.report.grid import Row, numbers, table, words
 from spectune.report.head_charts import category_chart, head_styles, position_chart, reliability_chart
 from spectune.report.page import details, page, section
+from spectune.report.sections import facts_table
 from spectune.report.text import Html, Missing, Value, escape, flatten, percent
 
 NO_ROUND = "no round falls here"
@@ -51,7 +52,7 @@ def render_heads(judgement: Judgement) -> str:
             "A smaller vocabulary drafts faster and can say less. Cut after training: the first tokens are kept.",
             vocabulary_table(judgement),
         )
-        + section("provenance", "Provenance", "", _provenance(judgement))
+        + section("provenance", "Provenance", "", facts_table(flatten(judgement.settings)))
         + "<footer>spectune train eval</footer></main>"
     )  # fmt: skip
     return page(title=f"Draft heads: {names}", body=body, is_simulated=False)
@@ -172,11 +173,3 @@ def _interval(interval: Interval) -> Html:
     if interval.low is None or interval.high is None:
         return escape(f"{interval.value:.3f}")
     return Html(f'{interval.value:.3f} <span class="ci">({interval.low:.3f} to {interval.high:.3f})</span>')
-
-
-def _provenance(judgement: Judgement) -> Html:
-    pairs = "".join(
-        f"<dt>{escape(key)}</dt><dd>{escape(text or 'unknown')}</dd>"
-        for key, text in flatten(judgement.settings)
-    )
-    return Html(f'<div class="box"><dl>{pairs}</dl></div>')

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from spectune.errors import CheckpointError, StoreError
+from spectune.store.files import naming_errors, replacing
 from spectune.train.generate import Answer, ChatFrame, Job
 from spectune.train.plan import Progress, TrainEvent, TrainPlan
 from spectune.train.prompts import TrainingPrompt, overlapping, template_prompt
@@ -192,7 +193,8 @@ def build_corpus(
 ) -> list[CorpusRow]:
     """Generate until the corpus holds plan.num_tokens answer tokens; a chunk is appended when done.
 
-    A file that holds more gives the rows that a corpus of this size would have had. `save` gets each chunk's number, rows and answers before its rows are written; `own` is asked first.
+    A file that holds more gives the rows that a corpus of this size would have had. `save` gets each
+    chunk's number, rows and answers before its rows are written; `own` is asked first.
     """
     frame = chat_frame(tokenizer)
     rows = read_corpus(path)
@@ -267,15 +269,8 @@ def _whole_chunks(rows: list[CorpusRow], path: Path, size: int) -> list[CorpusRo
 
 def replace_whole(path: Path, data: bytes) -> None:
     """Write a file anew, whole or not at all."""
-    partial = path.with_suffix(".partial")
-    try:
+    with naming_errors(path), replacing(path) as partial:
         partial.write_bytes(data)
-        partial.replace(path)
-    except OSError as error:
-        partial.unlink(missing_ok=True)
-        raise StoreError(
-            f"{path} cannot be written: {error.strerror}", hint="make room and give --resume"
-        ) from error
 
 
 def enough_rows(rows: Sequence[CorpusRow], num_tokens: int, size: int) -> list[CorpusRow]:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from spectune.errors import CheckpointError, StoreError
+from spectune.store.files import replacing
 from spectune.train.head import Eagle3Head
 from spectune.train.vocab import map_problem
 
@@ -71,15 +72,12 @@ def export_head(head: Eagle3Head, directory: Path, target: TargetConfig, provena
 
     if problem := map_problem(head.d2t, head.t2d):
         raise CheckpointError(f"the head's vocabulary map is broken: {problem}")
-    partial = directory / "model.partial"
     text = json.dumps(head_config_json(head, target, provenance), indent=2, ensure_ascii=False)
     try:
-        directory.mkdir(parents=True, exist_ok=True)
-        save_file(head_tensors(head), partial, metadata={"format": "pt"})
-        partial.replace(directory / "model.safetensors")
+        with replacing(directory / "model.safetensors") as partial:
+            save_file(head_tensors(head), partial, metadata={"format": "pt"})
         (directory / "config.json").write_text(text + "\n", encoding="utf-8")
     except (OSError, SafetensorError) as error:
-        partial.unlink(missing_ok=True)
         raise StoreError(
             f"{directory} cannot be written: {error}",
             hint="make room and give --resume: the trained weights are kept in train-state.pt",

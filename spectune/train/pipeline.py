@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from spectune.backend.answer import shorten
 from spectune.errors import CheckpointError, StoreError, UsageError
 from spectune.train.corpus import (
     CorpusRow,
@@ -143,7 +144,7 @@ def users_prompts(
             lengths.append(len(tokenizer.encode_chat(prompt.chat)))
         except CheckpointError as error:
             raise CheckpointError(
-                f"--prompts {plan.prompts}: {error} (prompt {one_line(prompt.text)!r})",
+                f"--prompts {plan.prompts}: {error} (prompt {shorten(prompt.text)!r})",
                 hint="take its system message out, or give the target a template that takes one",
             ) from error
     cut = sum(length > plan.max_prompt_tokens for length in lengths)
@@ -154,11 +155,6 @@ def users_prompts(
         says.append(f"{cut} lose their middle (--max-prompt-tokens {plan.max_prompt_tokens})")
     progress(TrainEvent(stage="corpus", message="; ".join(says)))
     return OwnPrompts(prompts=kept, num_tokens=tuple(lengths), digest=workload.digest)
-
-
-def one_line(text: str, limit: int = 60) -> str:
-    text = " ".join(text.split())
-    return text if len(text) <= limit else text[: limit - 1] + "\N{HORIZONTAL ELLIPSIS}"
 
 
 def check_target(target: Target, tokenizer: Tokenizer, plan: TrainPlan) -> None:

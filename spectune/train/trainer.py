@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from spectune.errors import RunError, StoreError
+from spectune.store.files import replacing
 from spectune.train.corpus import append_whole, replace_whole
 from spectune.train.evaluate import HeldOut, evaluate
 from spectune.train.features import FeatureStore
@@ -278,12 +279,10 @@ class Trainer:
 
 def _save_whole(state: dict[str, Any], path: Path) -> None:
     """torch.save, whole or not at all."""
-    partial = path.with_suffix(".partial")
     try:
-        torch.save(state, partial)
-        partial.replace(path)
+        with replacing(path) as partial:
+            torch.save(state, partial)
     except (OSError, RuntimeError) as error:  # torch's writer raises RuntimeError on a full disk
-        partial.unlink(missing_ok=True)
         raise StoreError(
             f"{path} cannot be written: {error}",
             hint="make room and give --resume: the state saved before is kept",

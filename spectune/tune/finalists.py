@@ -202,9 +202,9 @@ class Race:
         """Over plain decoding and on prompts like the traced ones: their spread is in the interval."""
         found = self._ratio(OFF, config, level)
         guess = self.guesses.get(config)
-        if found is None or found.low is None or found.high is None or guess is None:
+        if guess is None or self._gain(config) is None:
             return found
-        if self._gain(config) is None:
+        if found is None or found.low is None or found.high is None:
             return found
         half = math.hypot(
             math.log(found.high / found.low) / 2,

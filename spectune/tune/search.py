@@ -151,12 +151,8 @@ def search(
 def _measure(values: Values, evaluate: Evaluate) -> Tried:
     try:
         return Tried(values=values, score=evaluate(values))
-    except (
-        SpectuneError,
-        MemoryError,
-        ValueError,
-        TypeError,
-    ) as error:  # a value that the engine cannot take
+    # the last two: a value that the engine cannot take
+    except (SpectuneError, MemoryError, ValueError, TypeError) as error:
         text = str(error).strip().splitlines()
         return Tried(values=values, score=None, failure=text[0] if text else type(error).__name__)
 

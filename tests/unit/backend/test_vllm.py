@@ -234,3 +234,23 @@ def test_check_head_takes_every_layout_that_vllm_reads(config: dict[str, object]
     (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
 
     check_head(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("extra", "size"),
+    [((), 1), (("-tp", "2"), 2), (("--tensor-parallel-size=2", "--tensor_parallel_size", "4"), 4)],
+    ids=["none", "short", "the last one"],
+)
+def test_fingerprint_tells_over_how_many_devices_the_model_is_spread(
+    extra: tuple[str, ...], size: int, model: Path
+) -> None:
+    """A policy measured on one number of devices does not hold for another."""
+    told = backend(model, extra_server_args=extra).fingerprint().settings
+
+    assert told["tensor_parallel_size"] == size
+
+
+def test_number_of_devices_that_is_none_is_refused(model: Path) -> None:
+    """A word in its place is named before anything is started."""
+    with pytest.raises(UsageError, match="many is not a number of devices"):
+        backend(model, extra_server_args=("--tensor-parallel-size", "many")).fingerprint()

@@ -287,3 +287,18 @@ def test_simulate_with_a_mistyped_category_is_exit_2(spectune: Spectune, swept: 
     assert told.code == 2
     assert "caht is no category" in told.err
     assert "chat" in told.err
+
+
+def test_folder_of_a_verification_that_measured_nothing_is_free(spectune: Spectune, swept: Path) -> None:
+    """Refused for another engine, no sample was taken: the same folder serves the right command."""
+    refused = spectune("policy", "verify", str(swept), "--backend", "reference", "-o", "out")
+    unknown = spectune("policy", "verify", str(swept), "--backend", "sglang", "-o", "out")
+    Path("out").mkdir(exist_ok=True)
+    Path("out/verifying.json").write_text('{"backend": "reference"}')  # as a run that broke off leaves it
+
+    words = ("--simulated-truth", "truth.json", "-o", "out", "--num-runs", "2", "--max-batch-size", "2")
+    again = spectune("policy", "verify", str(swept), "--backend", "simulated", *words)
+
+    assert (refused.code, unknown.code) == (5, 2)
+    assert "engine 'simulated' against 'reference'" in refused.err
+    assert again.code in (0, 4), again.err
