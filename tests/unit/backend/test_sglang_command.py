@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from spectune.backend.extra_args import extra_value
 from spectune.backend.sglang_command import (
     SglangSettings,
     adaptive_document,
     check_extra,
     check_version,
-    extra_value,
     flag_name,
     forced_acceptance,
     server_arguments,
