@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 
 def plain_name(word: str) -> str:
-    """`--max_model-len=5` is `max-model-len`."""
+    """`max_model-len=5`, after any dashes, is `max-model-len`."""
     return word.lstrip("-").split("=")[0].replace("_", "-")
 
 
