@@ -135,7 +135,7 @@ def sample_of(
         seconds=sum(t.total_s for t in decode) + sum(t.draft_s for t in block.rounds if t.kind == "prefill"),
         num_tokens=num_tokens,
         tpot_s=tpot_s,
-        parts=_parts(decode),
+        parts=_parts(block.rounds),
         num_switches=num_switches,
         switch_s=switch_s,
     )
@@ -159,17 +159,24 @@ def _served_sample(
     )
 
 
-def _parts(decode: Sequence[RoundRecord]) -> tuple[LoadPart, ...]:
-    groups: dict[tuple[int, str], list[RoundRecord]] = {}
-    for turn in decode:
-        groups.setdefault((turn.batch_size, turn.config), []).append(turn)
+def _parts(rounds: Sequence[RoundRecord]) -> tuple[LoadPart, ...]:
+    """Decode rounds by batch size and configuration. What the draft took for a prompt is part of the decode
+    round after it: that is where a draft which was at rest reads the prompt."""
+    groups: dict[tuple[int, str], list[tuple[RoundRecord, float]]] = {}
+    prefill_s = 0.0
+    for turn in rounds:
+        if turn.kind == "prefill":
+            prefill_s += turn.draft_s
+        elif turn.kind == "decode":
+            groups.setdefault((turn.batch_size, turn.config), []).append((turn, prefill_s))
+            prefill_s = 0.0
     return tuple(
         LoadPart(
             batch_size=size,
             config=config,
             num_rounds=len(own),
-            seconds=sum(turn.total_s for turn in own),
-            num_emitted=sum(turn.num_emitted for turn in own),
+            seconds=sum(turn.total_s + before for turn, before in own),
+            num_emitted=sum(turn.num_emitted for turn, _ in own),
         )
         for (size, config), own in sorted(groups.items())
     )

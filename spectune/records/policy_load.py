@@ -69,7 +69,8 @@ class PolicyArm:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadPart:
-    """Decode rounds of one batch size and configuration, added up."""
+    """Decode rounds of one batch size and configuration, with the draft's share of prefills right before
+    them, added up."""
 
     batch_size: int
     config: str

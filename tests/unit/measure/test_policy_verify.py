@@ -106,7 +106,25 @@ def test_sample_times_a_steady_load_at_its_level() -> None:
         (2, "eagle3 K=3", 2),
     ]
     assert sample.time_per_token(1) == 9.0
-    assert sample.time_per_token(2) == 12.0 / (1 + 3)
+    assert sample.time_per_token(2) == (1.0 + 2.0 + 9.0 + 2.0) / (1 + 3)
+
+
+def test_draft_of_a_prompt_counts_where_a_resting_one_would_have_read_it() -> None:
+    """4 s of draft in a prefill belong to the sequence that runs next, whichever configuration reads it."""
+    drafts_at_once = (
+        turn("draft", 16.0, kind="prefill"),
+        turn("k", 3.0),
+        turn("off", 5.0, size=2, emitted=2),
+    )
+    drafts_later = (turn("off", 0.0, kind="prefill"), turn("k", 7.0), turn("off", 5.0, size=2, emitted=2))
+
+    samples = [
+        sample_of(BlockResult(requests=(), rounds=rounds, duration_s=30.0), LOAD, ARMS[1], 0)
+        for rounds in (drafts_at_once, drafts_later)
+    ]
+
+    assert [sample.time_per_token(1) for sample in samples] == [7.0, 7.0]
+    assert [sample.time_per_token(2) for sample in samples] == [6.0, 6.0]
 
 
 def test_switch_cost_is_the_first_round_beyond_the_next_ones() -> None:
