@@ -6,7 +6,7 @@ Arms of one repeat decoded the same requests, so they are compared pair by pair.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -58,7 +58,7 @@ def verify(samples: Sequence[LoadSample], *, parts_up_to: int | None = None) -> 
     Args:
         parts_up_to: also judge rounds of at most so many sequences of each changing load by themselves.
     """
-    loads = [_judge(name, times) for name, times in _times(samples, parts_up_to).items()]
+    loads = [_judge(name, times) for name, times in times_by_load(samples, parts_up_to).items()]
     lost = [load for load in loads if load.verdict == WITHDRAWN]
     open_loads = [load for load in loads if load.verdict == INCONCLUSIVE]
     verdict = WITHDRAWN if lost else INCONCLUSIVE if open_loads or not loads else KEPT
@@ -76,9 +76,12 @@ Times = dict[str, dict[int, float]]
 """Seconds (per token or in all) by arm and repeat."""
 
 
-def _times(samples: Sequence[LoadSample], parts_up_to: int | None) -> dict[str, Times]:
-    """Where an arm was started several times, the geometric mean of its starts: a steady drift between
-    plain decoding before and after the others cancels."""
+def times_by_load(samples: Sequence[LoadSample], parts_up_to: int | None = None) -> dict[str, Times]:
+    """Time per token under each load, and in the rounds of at most `parts_up_to` sequences of changing ones.
+
+    Where an arm was started several times, the geometric mean of its starts: a steady drift between plain
+    decoding before and after the others cancels.
+    """
     logs: dict[str, dict[str, dict[int, list[float]]]] = {}
 
     def add(load: str, sample: LoadSample, value: float) -> None:
@@ -87,15 +90,11 @@ def _times(samples: Sequence[LoadSample], parts_up_to: int | None) -> dict[str, 
         )
 
     for sample in samples:
-        add(
-            sample.load,
-            sample,
-            sample.tpot_s if sample.tpot_s is not None else sample.seconds / sample.num_tokens,
-        )
-        if parts_up_to is not None and sample.tpot_s is None:
-            part = sample.time_per_token(parts_up_to)
-            if part is not None:
-                add(f"{sample.load}, rounds of at most {parts_up_to}", sample, part)
+        value = sample.tpot_s if sample.tpot_s is not None else sample.seconds / sample.num_tokens
+        add(sample.load, sample, value)
+    if parts_up_to is not None:
+        for sample, value in _low_times(samples, parts_up_to):
+            add(f"{sample.load}, rounds of at most {parts_up_to}", sample, value)
     return {
         load: {
             arm: {repeat: math.exp(math.fsum(own) / len(own)) for repeat, own in by_repeat.items()}
@@ -103,6 +102,27 @@ def _times(samples: Sequence[LoadSample], parts_up_to: int | None) -> dict[str, 
         }
         for load, by_arm in logs.items()
     }
+
+
+def _low_times(samples: Sequence[LoadSample], most: int) -> Iterator[tuple[LoadSample, float]]:
+    """Seconds per token of a sequence in rounds of at most `most` sequences of changing loads.
+
+    An arm that is quick in large batches spends other shares of its tokens in small ones, so each batch
+    size counts by the tokens that plain decoding emits there; sizes that an arm lacks count for none.
+    """
+    runs: dict[tuple[str, int], list[tuple[LoadSample, dict[int, tuple[float, float]]]]] = {}
+    for sample in samples:
+        if sample.tpot_s is None:
+            runs.setdefault((sample.load, sample.repeat), []).append((sample, sample.by_batch_size(most)))
+    for run in runs.values():
+        plain = next((sizes for sample, sizes in run if sample.arm == OFF), {})
+        common = set(plain).intersection(*(sizes for _, sizes in run))
+        if not common:
+            continue
+        weights = {size: plain[size][0] for size in common}
+        for sample, sizes in run:
+            paces = (weights[size] * sizes[size][1] / sizes[size][0] for size in sorted(common))
+            yield sample, math.fsum(paces) / sum(weights.values())
 
 
 def speed_over(slow: Mapping[int, float], fast: Mapping[int, float]) -> Interval | None:

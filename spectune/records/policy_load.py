@@ -100,11 +100,17 @@ class LoadSample:
     switch_s: float | None = None
     boot: int = 0
 
-    def time_per_token(self, most: int) -> float | None:
-        """Seconds per token of a sequence in rounds of at most `most` sequences; None without any."""
-        own = [part for part in self.parts if part.batch_size <= most]
-        tokens = sum(part.num_emitted / part.batch_size for part in own)
-        return sum(part.seconds for part in own) / tokens if tokens else None
+    def by_batch_size(self, most: int) -> dict[int, tuple[float, float]]:
+        """Tokens of each sequence, and seconds, of the rounds of each batch size up to `most`."""
+        sums: dict[int, tuple[float, float]] = {}
+        for part in self.parts:
+            if part.batch_size <= most and part.num_emitted:
+                tokens, seconds = sums.get(part.batch_size, (0.0, 0.0))
+                sums[part.batch_size] = (
+                    tokens + part.num_emitted / part.batch_size,
+                    seconds + part.seconds,
+                )
+        return sums
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)

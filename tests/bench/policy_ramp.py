@@ -20,8 +20,9 @@ from typing import Any
 from spectune.cli.policy_verify import conclude, serve_here, table_of
 from spectune.policy.build import build_from_runs
 from spectune.policy.file import load_policy
-from spectune.policy.verification import LoadVerdict, Verification
+from spectune.policy.verification import LoadVerdict, Times, Verification, speed_over, times_by_load
 from spectune.policy.verify_loads import ramp, steady, steady_sizes
+from spectune.records.policy_load import POLICY
 from spectune.store import RunStore
 
 SIZES = (1, 2, 4, 8, 16, 32)
@@ -64,7 +65,7 @@ def main() -> int:
         categories=arguments.categories.split(",") if arguments.categories else None,
     )
     found = conclude(policy, samples, arguments.output_dir, backend="reference")
-    wrong = tell(found)
+    wrong = tell(found, times_by_load(samples, parts_up_to=4))
     if not is_complete:
         print("not all runs are done: the same command goes on")
         return 4
@@ -83,7 +84,7 @@ def policy_of(arguments: argparse.Namespace) -> dict[str, Any]:
     return load_policy(json.loads(file.read_text(encoding="utf-8")), origin=str(file))
 
 
-def tell(found: Verification) -> list[str]:
+def tell(found: Verification, times: dict[str, Times]) -> list[str]:
     """Prints all loads; returns what does not hold."""
     wrong: list[str] = []
     for load in found.loads:
@@ -100,10 +101,10 @@ def tell(found: Verification) -> list[str]:
                 wrong.append(f"{load.load}: {text(over_off)} of off")
             if over_best.value < WITHIN:
                 wrong.append(f"{load.load}: {text(over_best)} of {load.best_static}")
-    return wrong + ramp_faults(found)
+    return wrong + ramp_faults(found, times)
 
 
-def ramp_faults(found: Verification) -> list[str]:
+def ramp_faults(found: Verification, times: dict[str, Times]) -> list[str]:
     """What the ramp contradicts."""
     ramps = [load for load in found.loads if load.load.startswith("ramp")]
     if len(ramps) < 2:
@@ -117,19 +118,19 @@ def ramp_faults(found: Verification) -> list[str]:
                 f"{whole.load}: {name} {text(ratio)} lies above the policy's {text(whole.over_off)}"
             )
     best = max(whole.statics, key=lambda pair: pair[1].value)[0]
-    return faults + low_faults(low, best)
+    return faults + low_faults(low, best, times[low.load])
 
 
-def low_faults(low: LoadVerdict, best: str) -> list[str]:
+def low_faults(low: LoadVerdict, best: str, times: Times) -> list[str]:
     """In the half of small batches the policy has to beat off and what is best over the whole ramp."""
+    over_static = speed_over(times[best], times[POLICY])
     assert low.over_off is not None
-    own = low.over_off.value
-    static = dict(low.statics)[best].value
+    assert over_static is not None
     print(
-        f"{low.load}: policy {own:.3f}, {best} (best static that speculates over the whole ramp) {static:.3f}"
+        f"{low.load}: over {best}, the best over the whole ramp that always speculates, {text(over_static)}"
     )
-    faults = [] if own > 1.0 else [f"{low.load}: {own:.3f} of off"]
-    return faults + ([f"{low.load}: {own:.3f}, {best} {static:.3f}"] if own < static else [])
+    rivals = ((low.over_off, "off"), (over_static, best))
+    return [f"{low.load}: {text(ratio)} of {name}" for ratio, name in rivals if ratio.value <= 1.0]
 
 
 def text(ratio: Any) -> str:

@@ -105,8 +105,8 @@ def test_sample_times_a_steady_load_at_its_level() -> None:
         (1, "off", 1),
         (2, "eagle3 K=3", 2),
     ]
-    assert sample.time_per_token(1) == 9.0
-    assert sample.time_per_token(2) == (1.0 + 2.0 + 9.0 + 2.0) / (1 + 3)
+    assert sample.by_batch_size(1) == {1: (1.0, 9.0)}
+    assert sample.by_batch_size(2) == {1: (1.0, 9.0), 2: (3.0, 1.0 + 2.0 + 2.0)}
 
 
 def test_draft_of_a_prompt_counts_where_a_resting_one_would_have_read_it() -> None:
@@ -123,8 +123,7 @@ def test_draft_of_a_prompt_counts_where_a_resting_one_would_have_read_it() -> No
         for rounds in (drafts_at_once, drafts_later)
     ]
 
-    assert [sample.time_per_token(1) for sample in samples] == [7.0, 7.0]
-    assert [sample.time_per_token(2) for sample in samples] == [6.0, 6.0]
+    assert [sample.by_batch_size(2) for sample in samples] == [{1: (1.0, 7.0), 2: (1.0, 5.0)}] * 2
 
 
 def test_switch_cost_is_the_first_round_beyond_the_next_ones() -> None:

@@ -254,6 +254,33 @@ def test_small_batches_of_a_ramp_are_judged_by_themselves():
     ]
 
 
+def test_quiet_rounds_are_compared_at_equal_batch_sizes():
+    """1 s a token alone and 3 s in fours for every arm: level, whatever share of its rounds an arm ran alone."""
+
+    def parts(alone, in_fours):
+        return (
+            LoadPart(batch_size=1, config="x", num_rounds=1, seconds=1.0 * alone, num_emitted=alone),
+            LoadPart(
+                batch_size=4, config="x", num_rounds=1, seconds=3.0 * in_fours, num_emitted=4 * in_fours
+            ),
+        )
+
+    found = verify(
+        [
+            LoadSample(
+                load="ramp", arm=arm, repeat=0, seconds=1.0, num_tokens=1, tpot_s=None, parts=parts(*tokens)
+            )
+            for arm, tokens in (("off", (10, 10)), ("policy", (2, 18)), ("eagle3 K=1", (18, 2)))
+        ],
+        parts_up_to=4,
+    )
+
+    quiet = found.loads[1]
+    assert quiet.over_off is not None
+    assert quiet.over_off.value == pytest.approx(1.0)
+    assert dict(quiet.statics)["eagle3 K=1"].value == pytest.approx(1.0)
+
+
 def test_switch_cost_is_told_in_plain_rounds():
     """0.3 s over two switches, plain rounds of 0.1 s: 1.5 rounds each."""
     plain = LoadPart(batch_size=1, config="off", num_rounds=10, seconds=1.0, num_emitted=10)
