@@ -14,7 +14,11 @@ RESIDUAL_LIMIT = 0.10
 LENGTH_LIMIT = 0.10
 """Relative difference of mean output lengths from which on arms did different work."""
 
-# The words of measure.divergence, which this stack does not import; a test holds the two together.
+# The words of measure.cautions and measure.divergence, which this stack does not import; tests hold them together.
+DRIFT = re.compile(
+    r"(?P<what>rounds|steps) of the last third are (?P<percent>\d+)% (?P<how>slower|faster) than those of the first "
+    r"third: the (?P<who>machine|server) was not steady"
+)
 NEAR_TIE = re.compile(
     r"(?P<differing>\d+) of (?P<shared>\d+) outputs differ from plain decoding, the earliest at token "
     r"(?P<token>\d+), where the two best tokens are (?P<gap>\S+) apart: a near tie \(limit (?P<limit>\S+)\)"
@@ -51,8 +55,9 @@ def run_cautions(
 
 
 def _of_arms(cells: Sequence[CellComparison], places: Mapping[Cell, str]) -> list[str]:
-    """One sentence a doubt and cell, with all the arms that share it."""
+    """One sentence a doubt and cell, with all the arms that share it; one for drift in all cells."""
     found = []
+    drifts: dict[str, list[str]] = {}
     for cell in cells:
         sharing: dict[str, list[str]] = {}
         near_ties: list[re.Match[str]] = []
@@ -60,12 +65,16 @@ def _of_arms(cells: Sequence[CellComparison], places: Mapping[Cell, str]) -> lis
             for text in _arm_cautions(arm):
                 if near_tie := NEAR_TIE.fullmatch(text):
                     near_ties.append(near_tie)
+                elif drift := DRIFT.fullmatch(text):
+                    change = f"{'+' if drift['how'] == 'slower' else '-'}{drift['percent']}%"
+                    head = f"the {drift['who']} was not steady, {drift['what']} of the last third against the first"
+                    drifts.setdefault(head, []).append(f"{arm.config.label} at {places[cell.cell]} {change}")
                 else:
                     sharing.setdefault(text, []).append(arm.config.label)
         if near_ties:
             found.append(f"at {places[cell.cell]}, {_near_ties(near_ties)}")
         found += [f"{', '.join(labels)} at {places[cell.cell]}: {text}" for text, labels in sharing.items()]
-    return found
+    return found + [f"{head}: {', '.join(arms)}" for head, arms in drifts.items()]
 
 
 def _near_ties(found: Sequence[re.Match[str]]) -> str:

@@ -10,6 +10,7 @@ from spectune.measure.calibrate import round_times
 from spectune.measure.cautions import Doubt, point_cautions, workload_cautions
 from spectune.measure.divergence import find_divergence
 from spectune.measure.judge import judge_point
+from spectune.policy.cautions import DRIFT
 from spectune.records import (
     BlockResult,
     Cell,
@@ -200,6 +201,7 @@ def test_cautions_last_third_slower_than_the_first_is_drift():
 
     assert caution.doubt is Doubt.DRIFT
     assert "20% slower" in caution.text
+    assert DRIFT.fullmatch(caution.text)  # what the report gathers over arms
 
 
 def test_cautions_first_third_slower_than_the_last_is_drift_too():

@@ -9,6 +9,7 @@ import pytest
 from spectune.measure.cautions import Doubt, point_cautions
 from spectune.measure.judge import judge_point
 from spectune.measure.stream import split_by_block
+from spectune.policy.cautions import DRIFT
 from spectune.records import (
     BlockResult,
     Cell,
@@ -91,6 +92,7 @@ def test_cautions_steps_of_the_last_third_against_the_first(slow: float, is_said
         for i in range(12)
     }
 
-    found = [caution.doubt for caution in point_cautions(POINT, blocks)]
+    found = point_cautions(POINT, blocks)
 
-    assert found == ([Doubt.DRIFT] if is_said else [])
+    assert [caution.doubt for caution in found] == ([Doubt.DRIFT] if is_said else [])
+    assert all(DRIFT.fullmatch(caution.text) for caution in found)

@@ -47,6 +47,23 @@ def test_a_difference_that_is_no_near_tie_keeps_its_own_sentence() -> None:
     assert "no near tie" in found
 
 
+def test_drift_of_all_arms_is_one_sentence() -> None:
+    """A machine that was not steady is told once, with each arm's change of its rounds."""
+    tail = "than those of the first third: the machine was not steady"
+
+    found = cautions_of(
+        arm(1, f"rounds of the last third are 13% slower {tail}"),
+        arm(2, "something else"),
+        arm(3, f"rounds of the last third are 11% faster {tail}"),
+    )
+
+    assert found == (
+        "eagle3 K=2 at batch 1: something else",
+        "the machine was not steady, rounds of the last third against the first: eagle3 K=1 at batch 1 +13%, "
+        "eagle3 K=3 at batch 1 -11%",
+    )
+
+
 def test_arms_that_decode_other_lengths_are_named() -> None:
     """914 tokens on the mean where plain decoding wrote 338: other stretches of text; 350 for 338 is not."""
 
