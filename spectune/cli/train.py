@@ -81,6 +81,13 @@ def eagle3(
     corpus_share: Annotated[
         float, typer.Option("--corpus-share", help="Train on the first part of the corpus only (0..1).")
     ] = 1.0,
+    corpus_skip: Annotated[
+        float,
+        typer.Option(
+            "--corpus-skip",
+            help="Leave out the first part of the corpus, which --init-from has learnt (0..1).",
+        ),
+    ] = 0.0,
     apart_from: Annotated[
         list[str] | None,
         typer.Option("--apart-from", help="Workload whose prompts must not be learnt; several times."),
@@ -123,6 +130,7 @@ def eagle3(
         seed=seed,
         optimizer=optimizer,
         corpus_share=corpus_share,
+        corpus_skip=corpus_skip,
         apart_from=tuple(apart_from or ()),
         init_from=None if init_from is None else head_folder(init_from),
     )

@@ -29,8 +29,8 @@ class TrainPlan:
     batch_tokens counts padded answer positions per optimiser step; init_from is a head to go on from.
     prompts is a workload of the user's own, each prompt asked once before generated ones are.
     apart_from are workloads (beside the built-in one) whose prompts must not be learnt.
-    corpus_share of the rows are trained on, the first ones; what is held out and the draft vocabulary
-    stay those of the whole corpus, so that sizes can be compared.
+    corpus_share of the rows are trained on, the first ones, without the first corpus_skip of all rows; what
+    is held out and the draft vocabulary stay those of the whole corpus, so that sizes can be compared.
     """
 
     target: Path
@@ -64,6 +64,7 @@ class TrainPlan:
     prompts: str | None = None
     apart_from: tuple[str, ...] = ()
     corpus_share: float = 1.0
+    corpus_skip: float = 0.0
 
     def __post_init__(self) -> None:
         for name in ("num_tokens", "max_answer_tokens", "ttt_steps", "epochs", "batch_tokens", "eval_depth"):
@@ -74,6 +75,11 @@ class TrainPlan:
                 raise UsageError(f"{flag(name)} {getattr(self, name)} is not within 0..1")
         if not 0.0 < self.corpus_share <= 1.0:
             raise UsageError(f"--corpus-share {self.corpus_share} is not within 0..1")
+        if not 0.0 <= self.corpus_skip < self.corpus_share:
+            raise UsageError(
+                f"--corpus-skip {self.corpus_skip} is not within 0..{self.corpus_share:g} (--corpus-share)",
+                hint="rows between the two are trained on",
+            )
         if self.holdout_every < 2:
             raise UsageError(f"holdout-every {self.holdout_every} leaves nothing to train on")
         if self.optimizer not in ("adamw", "muon"):

@@ -37,6 +37,11 @@ _SORT_POOL = 64
 _REPORT_EVERY = 10
 
 
+def _digest(plan: TrainPlan) -> str:
+    """What a state must agree on to be gone on with; states from before corpus_skip skipped nothing."""
+    return plan.digest(*TRAIN_SETTINGS, *(("corpus_skip",) if plan.corpus_skip else ()))
+
+
 def split(
     store: FeatureStore, holdout_every: int, kept: frozenset[int] | None = None
 ) -> tuple[list[int], list[int]]:
@@ -101,7 +106,8 @@ class Trainer:
         self.path, self.curve = directory / "train-state.pt", directory / "curve.jsonl"
         self._data_digest = data_digest
         train_ids, held = split(store, plan.holdout_every, kept)
-        self.train_ids = train_ids[: math.ceil(plan.corpus_share * len(train_ids))]
+        first, end = (math.ceil(part * len(train_ids)) for part in (plan.corpus_skip, plan.corpus_share))
+        self.train_ids = train_ids[first:end]
         self.held = [i for i in held if store.is_greedy(i)][: plan.eval_samples]
         lengths = [store.answer_length(i) for i in self.train_ids]
         self._epochs = [batches(lengths, plan.batch_tokens, e, plan.seed) for e in range(plan.epochs)]
@@ -241,7 +247,7 @@ class Trainer:
     def save(self) -> None:
         """Weights, optimiser and position, written whole or not at all."""
         state = {
-            "digest": self.plan.digest(*TRAIN_SETTINGS),
+            "digest": _digest(self.plan),
             "data": self._data_digest,
             "step": self.step,
             "num_tokens": self.num_tokens,
@@ -260,7 +266,7 @@ class Trainer:
             raise StoreError(
                 f"{self.path} cannot be read: {error}", hint="delete it to train from the start"
             ) from error
-        if state["digest"] != self.plan.digest(*TRAIN_SETTINGS):
+        if state["digest"] != _digest(self.plan):
             raise StoreError(
                 f"{self.path} was written with other training settings",
                 hint="use the same settings, or another --output-dir",

@@ -1,13 +1,15 @@
 """Acceptance length over corpus size: heads trained on shares of one corpus, judged on the same texts.
 
     python tests/bench/head_curve.py --corpus runs/head --shares 0.25,0.5,1 --work runs/curve \
-        --workload mt_bench.jsonl [--epochs 1] [--init-from smollm2-135m-eagle3] [--output curve.json]
+        --workload mt_bench.jsonl [--epochs 1] [--init-from smollm2-135m-eagle3] [--legs-from 0.5]
+        [--output curve.json]
 
 --corpus is the output directory of a `spectune train eagle3` with a finished corpus, made with the default
 settings of texts; texts and features are read where they lie. Every head starts from the same weights, sees every row of its share --epochs times
-and is judged with its draft vocabulary uncut. A finished head is not trained again. Printed are the lengths
-with intervals over texts, the paired ratio of each size over the one before, and what one more doubling
-gives if the last one is a guide.
+and is judged with its draft vocabulary uncut. With --legs-from, heads of more than that share go on from the
+head of the share before, with the rows that it has not seen. A finished head is not trained again. Printed
+are the lengths with intervals over texts, the paired ratio of each size over the one before, and what one
+more doubling gives if the last one is a guide.
 """
 
 from __future__ import annotations
@@ -46,6 +48,7 @@ def main() -> None:
     parser.add_argument("--lr", type=float, default=8e-4)
     parser.add_argument("--draft-vocab-size", type=int, default=8192)
     parser.add_argument("--init-from")
+    parser.add_argument("--legs-from", type=float, default=1.0)
     parser.add_argument("--max-tokens", type=int, default=128)
     parser.add_argument("--output", type=Path)
     arguments = parser.parse_args()
@@ -55,21 +58,26 @@ def main() -> None:
     shares = sorted(float(share) for share in arguments.shares.split(","))
     target = resolve_model(None)
     heads: dict[str, Path] = {}
+    last = ""
+    before, start = 0.0, None if arguments.init_from is None else head_folder(arguments.init_from)
     for share in shares:
         tokens = round(share * summary.num_answer_tokens)
+        is_leg = before > 0 and share > arguments.legs_from
         plan = TrainPlan(
             target=target,
-            output_dir=beside(arguments.corpus, arguments.work / f"share-{share:g}"),
+            output_dir=beside(arguments.corpus, arguments.work / f"{'leg' if is_leg else 'share'}-{share:g}"),
             num_tokens=summary.num_answer_tokens,
             draft_vocab_size=arguments.draft_vocab_size,
             epochs=arguments.epochs,
             lr=arguments.lr,
             corpus_share=share,
             apart_from=tuple(arguments.apart_from),
-            init_from=None if arguments.init_from is None else head_folder(arguments.init_from),
+            corpus_skip=before if is_leg else 0.0,
+            init_from=heads[last] if is_leg else start,
         )
-        print(f"training on {tokens} answer tokens", flush=True)
-        heads[f"{tokens}"] = pipeline.run(plan, say).head_dir
+        print(f"training on {tokens} answer tokens{f', {last} of them before' if is_leg else ''}", flush=True)
+        last, before = f"{tokens}", share
+        heads[last] = pipeline.run(plan, say).head_dir
     results = {}
     for name in arguments.workload or [None]:
         prompts = load_workload(name)

@@ -736,6 +736,24 @@ def test_trainer_corpus_share_takes_the_first_rows_and_the_same_held_out_ones(
         plan_for(plan.output_dir, corpus_share=0.0)
 
 
+def test_trainer_corpus_skip_takes_the_rows_after_those_that_are_learnt(
+    prepared: tuple[TrainPlan, list[CorpusRow], FeatureStore],
+) -> None:
+    """Two legs of a corpus share no row and leave none out; the second leg's state is not the first one's."""
+    plan, rows, store = prepared
+    whole = make_trainer(plan, store, rows)
+    first = make_trainer(plan_for(plan.output_dir, corpus_share=0.5), store, rows)
+    second = make_trainer(plan_for(plan.output_dir, corpus_skip=0.5), store, rows)
+
+    assert first.train_ids + second.train_ids == whole.train_ids
+    assert second.held == whole.held
+    first.run()
+    with pytest.raises(StoreError):
+        second.resume()
+    with pytest.raises(UsageError, match=r"corpus-skip 0\.5 is not within 0\.\.0\.5"):
+        plan_for(plan.output_dir, corpus_share=0.5, corpus_skip=0.5)
+
+
 def test_trainer_killed_between_checkpoints_ends_with_the_same_weights(
     prepared: tuple[TrainPlan, list[CorpusRow], FeatureStore],
 ) -> None:
