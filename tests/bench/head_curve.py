@@ -5,11 +5,11 @@
         [--output curve.json]
 
 --corpus is the output directory of a `spectune train eagle3` with a finished corpus, made with the default
-settings of texts; texts and features are read where they lie. Every head starts from the same weights, sees every row of its share --epochs times
-and is judged with its draft vocabulary uncut. With --legs-from, heads of more than that share go on from the
-head of the share before, with the rows that it has not seen. A finished head is not trained again. Printed
-are the lengths with intervals over texts, the paired ratio of each size over the one before, and what one
-more doubling gives if the last one is a guide.
+settings of texts; texts and features are read where they lie. Every head starts from the same weights, sees
+every row of its share --epochs times and is judged with its draft vocabulary uncut. With --legs-from, heads
+of more than that share go on from the head of the share before, with the rows that it has not seen. A
+finished head is not trained again. Printed are the lengths with intervals over texts, the paired ratio of
+each size over the one before, and what one more doubling gives if the last one is a guide.
 """
 
 from __future__ import annotations
