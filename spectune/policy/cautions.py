@@ -67,7 +67,8 @@ def _of_arms(cells: Sequence[CellComparison], places: Mapping[Cell, str]) -> lis
                     near_ties.append(near_tie)
                 elif drift := DRIFT.fullmatch(text):
                     change = f"{'+' if drift['how'] == 'slower' else '-'}{drift['percent']}%"
-                    head = f"the {drift['who']} was not steady, {drift['what']} of the last third against the first"
+                    what = drift["what"].removesuffix("s")
+                    head = f"the {drift['who']} was not steady, time of a {what} in the last third against the first"
                     drifts.setdefault(head, []).append(f"{arm.config.label} at {places[cell.cell]} {change}")
                 else:
                     sharing.setdefault(text, []).append(arm.config.label)

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from spectune.errors import RunError, StoreError
+from spectune.errors import RunError, StoreError, UsageError
 from spectune.store.files import replacing
 from spectune.train.corpus import append_whole, replace_whole
 from spectune.train.evaluate import HeldOut, evaluate
@@ -108,6 +108,12 @@ class Trainer:
         train_ids, held = split(store, plan.holdout_every, kept)
         first, end = (math.ceil(part * len(train_ids)) for part in (plan.corpus_skip, plan.corpus_share))
         self.train_ids = train_ids[first:end]
+        if train_ids and not self.train_ids:
+            raise UsageError(
+                f"--corpus-skip {plan.corpus_skip} and --corpus-share {plan.corpus_share} leave none of "
+                f"{len(train_ids)} rows to train on",
+                hint="skip less, or decode a larger corpus",
+            )
         self.held = [i for i in held if store.is_greedy(i)][: plan.eval_samples]
         lengths = [store.answer_length(i) for i in self.train_ids]
         self._epochs = [batches(lengths, plan.batch_tokens, e, plan.seed) for e in range(plan.epochs)]

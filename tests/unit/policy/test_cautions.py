@@ -59,8 +59,8 @@ def test_drift_of_all_arms_is_one_sentence() -> None:
 
     assert found == (
         "eagle3 K=2 at batch 1: something else",
-        "the machine was not steady, rounds of the last third against the first: eagle3 K=1 at batch 1 +13%, "
-        "eagle3 K=3 at batch 1 -11%",
+        "the machine was not steady, time of a round in the last third against the first: eagle3 K=1 at batch 1 "
+        "+13%, eagle3 K=3 at batch 1 -11%",
     )
 
 

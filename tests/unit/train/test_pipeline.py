@@ -752,6 +752,8 @@ def test_trainer_corpus_skip_takes_the_rows_after_those_that_are_learnt(
         second.resume()
     with pytest.raises(UsageError, match=r"corpus-skip 0\.5 is not within 0\.\.0\.5"):
         plan_for(plan.output_dir, corpus_share=0.5, corpus_skip=0.5)
+    with pytest.raises(UsageError, match=f"none of {len(whole.train_ids)} rows"):
+        make_trainer(plan_for(plan.output_dir, corpus_skip=0.9999), store, rows)
 
 
 def test_trainer_killed_between_checkpoints_ends_with_the_same_weights(
