@@ -243,4 +243,4 @@ class Rounds:
 
 
 def _parts(turn: Turn) -> float:
-    return turn.draft_s + turn.verify_s + turn.other_s
+    return turn.draft_s + turn.verify_s + turn.other_s + turn.forcing_s

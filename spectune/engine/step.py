@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -37,7 +37,10 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """What one round did: emitted [B][m+1] tokens, counts per row, and the seconds of each part."""
+    """What one round did: emitted [B][m+1] tokens, counts per row, and the seconds of each part.
+
+    `forcing_s`, what it took to force an acceptance, is in none of the parts.
+    """
 
     emitted: list[list[int]]
     num_accepted: list[int]
@@ -46,6 +49,7 @@ class Turn:
     draft_s: float
     verify_s: float
     other_s: float
+    forcing_s: float = 0.0
     margins: list[list[float]] | None = None
 
 
@@ -55,7 +59,7 @@ class Stopwatch:
     def __init__(self, clock: Callable[[], float], device: torch.device) -> None:
         self._clock, self._device = clock, device
         self._last = clock()
-        self.seconds = {"draft": 0.0, "verify": 0.0, "other": 0.0}
+        self.seconds = {"draft": 0.0, "verify": 0.0, "other": 0.0, "forcing": 0.0}
 
     def lap(self, part: str) -> None:
         if self._device.type == "cuda":
@@ -84,7 +88,9 @@ def step(
     span = span_of(tree, config)
     scores = score(batch, tree, hidden, target, span, wants_logits=wants_margins)
     watch.lap("verify")
-    verdict = accept(batch, tree, scores, span, forced)
+    if forced is not None and batch.forced_text is None:
+        scores = with_forced(batch, tree, scores, span, forced, watch)
+    verdict = accept(batch, tree, scores, span)
     emitted, num_verified = tell(tree, verdict)
     verdict = verdict.cut(max(map(len, emitted)))
     commit_target(batch, tree, verdict, cache)
@@ -101,6 +107,7 @@ def step(
         draft_s=seconds["draft"],
         verify_s=seconds["verify"],
         other_s=seconds["other"],
+        forcing_s=seconds["forcing"],
         margins=path_margins(batch, tree, scores, span, verdict) if wants_margins else None,
     )
 
@@ -152,24 +159,29 @@ def score(
     return Scores(vocab_size, choices=choices, logits=logits)
 
 
-def accept(
-    batch: Batch, tree: DraftTree, scores: Scores, span: Span, forced: ForcedAcceptance | None
-) -> Verdict:
+def accept(batch: Batch, tree: DraftTree, scores: Scores, span: Span) -> Verdict:
     """Decide what each row keeps."""
     if batch.forced_text is not None:
         return match(tree, text_choices(batch.forced_text, output_indices(batch, tree)))
     if scores.choices is None:
         assert scores.logits is not None, "sampled drafts are verified against logits"
-        if forced is None:
-            return verify_residual(tree, scores.logits, batch.rows, output_indices(batch, tree))
+        return verify_residual(tree, scores.logits, batch.rows, output_indices(batch, tree))
+    return match(tree, scores.choices)
+
+
+def with_forced(
+    batch: Batch, tree: DraftTree, scores: Scores, span: Span, forced: ForcedAcceptance, watch: Stopwatch
+) -> Scores:
+    """The scores with choices that keep what is asked for; the time of changing them is none of the round's."""
     choices = scores.choices
     if choices is None:
         assert scores.logits is not None
         choices = choose(scores.logits, batch.rows, output_indices(batch, tree), span=span)
-    if forced is not None:
-        counts = [forced.count(number, tree.num_nodes) for number in batch.num_steps]
-        choices = force(tree, choices, counts, scores.vocab_size)
-    return match(tree, choices)
+    watch.lap("other")
+    counts = [forced.count(number, tree.num_nodes) for number in batch.num_steps]
+    choices = force(tree, choices, counts, scores.vocab_size)
+    watch.lap("forcing")
+    return replace(scores, choices=choices)
 
 
 def output_indices(batch: Batch, tree: DraftTree) -> Tensor:

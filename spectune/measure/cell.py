@@ -75,6 +75,10 @@ class CellRun:
     _failed: dict[SpecConfig, Failed] = field(default_factory=dict)
     _gaps: dict[tuple[str, tuple[int, ...]], Gap | None] = field(default_factory=dict)
 
+    def cool(self) -> None:
+        """Warm every arm again before its next block."""
+        self._warm.clear()
+
     def run(self) -> None:
         """All repeats; one outcome for every point of the work."""
         for repeat in sorted({point.repeat for point in self.work.points}):

@@ -36,6 +36,7 @@ class Race:
 
     plan: SweepPlan
     cell: Cell
+    finalists: Sequence[SpecConfig]
     guesses: Mapping[SpecConfig, Guess]
     run: CellRun
     requests: RequestBuilder
@@ -43,33 +44,57 @@ class Race:
     rules: RaceRules
     on_points: Callable[[Sequence[Point]], None]
     retry: frozenset[str] = frozenset()
+    stages: list[Stage] = field(default_factory=list)
+    seconds: float = 0.0
+    _last_s: float = 0.0
+    _num_last: int = 1
+    _racing: list[SpecConfig] = field(default_factory=list)
     _arms: dict[SpecConfig, ArmData] = field(default_factory=dict)
     _gone: dict[SpecConfig, Challenger] = field(default_factory=dict)
     _failed: dict[SpecConfig, str] = field(default_factory=dict)
 
-    def decide(self, finalists: Sequence[SpecConfig], *, clock: Clock, deadline_s: float) -> RaceResult:
-        """Race to the end; a stage that has begun is finished."""
-        start_s = clock()
-        racing = [config for config in dict.fromkeys(finalists) if not config.is_off]
-        stages: list[Stage] = []
-        end = "stages"
-        longest_s = 0.0
-        for number in range(self.rules.max_stages):
-            began_s = clock()
-            if stages and began_s + longest_s > deadline_s:
-                end = "budget"
-                break
-            self._measure([OFF, *racing], number)
-            longest_s = max(longest_s, clock() - began_s)
-            racing = [config for config in racing if config not in self._failed]
-            stage = self._judge(racing, number)
-            stages.append(stage)
-            racing = [c.config for c in stage.challengers if c.status in ("racing", "incumbent")]
-            racing = [config for config in racing if not config.is_off]
-            if not any(c.status == "racing" for c in stage.challengers):
-                end = "settled"
-                break
-        return self._result(stages, end, clock() - start_s)
+    def __post_init__(self) -> None:
+        self._racing = [config for config in dict.fromkeys(self.finalists) if not config.is_off]
+
+    @property
+    def end(self) -> str:
+        """Why no further stage runs, as far as the race itself says."""
+        if self.stages and not any(one.status == "racing" for one in self.stages[-1].challengers):
+            return "settled"
+        return "stages" if len(self.stages) >= self.rules.max_stages else "budget"
+
+    @property
+    def is_over(self) -> bool:
+        return self.end != "budget"
+
+    @property
+    def expected_s(self) -> float:
+        """Seconds of the next stage, by those of the last and its arms; 0 before the first."""
+        return self._last_s * (1 + len(self._racing)) / self._num_last
+
+    @property
+    def is_in_doubt(self) -> bool:
+        """Whether it is open if anything beats plain decoding: more is at stake there than among finalists."""
+        if self.is_over or not self.stages:
+            return not self.is_over
+        return self.result().winner.is_off
+
+    def cool(self) -> None:
+        """Another cell used the engine: every arm is warmed again."""
+        self.run.cool()
+
+    def advance(self, clock: Clock) -> None:
+        """One more stage."""
+        began_s, number = clock(), len(self.stages)
+        self._num_last = 1 + len(self._racing)
+        self._measure([OFF, *self._racing], number)
+        racing = [config for config in self._racing if config not in self._failed]
+        stage = self._judge(racing, number)
+        self.stages.append(stage)
+        told = [one.config for one in stage.challengers if one.status in ("racing", "incumbent")]
+        self._racing = [config for config in told if not config.is_off]
+        self._last_s = clock() - began_s
+        self.seconds += self._last_s
 
     def _measure(self, configs: Sequence[SpecConfig], number: int) -> None:
         count = self.plan.num_blocks(self.cell)
@@ -142,8 +167,22 @@ class Race:
             return "incumbent", None
         if against is None or against.high is None:
             return "racing", "too few blocks for an interval"
+        if config.is_off:
+            return self._status_of_plain(incumbent)
         if against.high < 1 + self.rules.epsilon:
             return "settled", f"at most {against.high:.3f} of the speed of {incumbent.label}"
+        return "racing", None
+
+    def _status_of_plain(self, incumbent: SpecConfig) -> tuple[str, str | None]:
+        """Plain decoding stays until the incumbent beats it by more than the noise, which it has to in order
+        to win, or cannot be better than it by more than ε."""
+        shown = self._speedup(incumbent, level=corrected_level(len(self._arms) - 1))
+        if shown is None or shown.low is None or shown.high is None:
+            return "racing", "too few blocks for an interval"
+        if shown.low > 1.0:
+            return "settled", f"{incumbent.label} is at least {shown.low:.3f} times as fast"
+        if shown.high < 1 + self.rules.epsilon:
+            return "settled", f"{incumbent.label} is at most {shown.high:.3f} times as fast"
         return "racing", None
 
     def _halve(self, told: Sequence[Challenger], number: int) -> list[Challenger]:
@@ -234,7 +273,9 @@ class Race:
             reason=reason,
         )
 
-    def _result(self, stages: Sequence[Stage], end: str, seconds: float) -> RaceResult:
+    def result(self) -> RaceResult:
+        """What is known by now."""
+        stages, end, seconds = self.stages, self.end, self.seconds
         failed = tuple((config.label, reason) for config, reason in self._failed.items())
         last = stages[-1].challengers if stages else ()
         fastest = next((one for one in last if one.status == "incumbent"), None)
@@ -305,6 +346,7 @@ class Race:
 def start_race(
     plan: SweepPlan,
     cell: Cell,
+    finalists: Sequence[SpecConfig],
     guesses: Mapping[SpecConfig, Guess],
     *,
     door: Door,
@@ -328,6 +370,7 @@ def start_race(
     return Race(
         plan=plan,
         cell=cell,
+        finalists=finalists,
         guesses=guesses,
         run=run,
         requests=requests,

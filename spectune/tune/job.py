@@ -22,11 +22,11 @@ from spectune.store import RunStore
 from spectune.store.trace_file import Trace
 from spectune.tune.conversations import with_conversations
 from spectune.tune.evidence import RecordsTraces, find_surface, find_traces
-from spectune.tune.finalists import start_race
+from spectune.tune.finalists import Race, start_race
 from spectune.tune.manifest import build_manifest, check_same_run, first_difference
 from spectune.tune.objective import memory_bytes, score, violation
 from spectune.tune.predict import Forecast, Forecasts, forecast
-from spectune.tune.race import Guess, RaceResult
+from spectune.tune.race import Guess
 from spectune.tune.sweep import doubt_busy_machine
 from spectune.tune.tuning import TuneJob, Tuning, settings_of
 
@@ -172,15 +172,13 @@ def _races(
     job, seconds = tuning.job, dict(tuning.seconds)
     begin_s = clock()
     deadline_s = begin_s + job.budget_s
-    weights = {cell: _work(tuning, cell) for cell in job.plan.cells}
-    left = sum(weights.values())
     retry = frozenset(
         point_id
         for point_id, outcome in store.outcomes().items()
         if retry_failed and outcome.status is not Status.OK
     )
     launch = Launch(points=tuple(job.plan.point(config, job.plan.cells[0], 0) for config in job.plan.configs))
-    races: list[RaceResult] = []
+    races: list[Race] = []
 
     def add_points(points: Sequence[Point]) -> None:
         rows = list(store.manifest["points"])
@@ -189,13 +187,19 @@ def _races(
         store.update_manifest({"points": rows})
         progress.started(len(rows), sum(row["point_id"] in known for row in rows))
 
+    def told() -> Tuning:
+        seconds["finalists"] = clock() - begin_s
+        results = tuple(race.result() for race in races)
+        now = replace(tuning, races=results, seconds=dict(seconds))
+        on_step(now)
+        return now
+
     with Door(backend, launch) as door:
         for cell in job.plan.cells:
-            share_s = max(0.0, deadline_s - clock()) * weights[cell] / left if left else 0.0
-            left -= weights[cell]
             race = start_race(
                 job.plan,
                 cell,
+                tuning.finalists[cell],
                 _guesses(tuning, cell),
                 door=door,
                 store=store,
@@ -205,11 +209,24 @@ def _races(
                 on_points=add_points,
                 retry=retry,
             )
-            races.append(race.decide(tuning.finalists[cell], clock=clock, deadline_s=clock() + share_s))
-            seconds["finalists"] = clock() - begin_s
-            tuning = replace(tuning, races=tuple(races), seconds=dict(seconds))
-            on_step(tuning)
-    return tuning
+            race.advance(clock)
+            races.append(race)
+            told()
+        last = races[-1]
+        while (chosen := _next_race(races, deadline_s - clock())) is not None:
+            if chosen is not last:
+                chosen.cool()
+            chosen.advance(clock)
+            last = chosen
+            told()
+        return told()
+
+
+def _next_race(races: Sequence[Race], left_s: float) -> Race | None:
+    """The race whose next stage is worth most and fits: whether to speculate at all comes before the choice
+    among finalists alike, then whoever ran least."""
+    open_races = [race for race in races if not race.is_over and race.expected_s <= left_s]
+    return min(open_races, key=lambda race: (not race.is_in_doubt, len(race.stages)), default=None)
 
 
 def _guesses(tuning: Tuning, cell: Cell) -> dict[SpecConfig, Guess]:
@@ -225,10 +242,3 @@ def _guesses(tuning: Tuning, cell: Cell) -> dict[SpecConfig, Guess]:
         for row in tuning.forecasts.of(cell)
         if row.speedup is not None
     }
-
-
-def _work(tuning: Tuning, cell: Cell) -> float:
-    """Expected seconds of a stage: what its tokens take."""
-    arms = [tuning.forecasts.find(config, cell) for config in (SpecConfig.off(), *tuning.finalists[cell])]
-    tokens = tuning.job.plan.sampling.max_tokens * tuning.job.plan.num_blocks(cell)
-    return sum(tokens * arm.tpot_s.value for arm in arms if arm is not None)

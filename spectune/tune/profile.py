@@ -1,8 +1,9 @@
 """Profile: which shapes are timed and how, so that the time surface holds for the engine's real rounds.
 
 All shapes of a batch size take turns round by round in one run of the engine, in a new random order each
-pass, with forced acceptance: drift and cached tokens meet all of them alike, and prompts are read once.
-Plain decoding runs alone, without a drafter, before and after.
+pass, with forced acceptance: drift and cached tokens meet all of them alike. The runs of all batch sizes
+and drafters take turns as well, so that none of them is timed in a better minute than the others. Plain
+decoding runs alone, without a drafter, before and after.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import math
 import random
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Protocol, runtime_checkable
 
 from spectune.errors import UsageError
@@ -102,15 +103,13 @@ def profile(
     Args:
         configs: the shapes; plain decoding is added.
         cells: a batch of requests for each batch size and context, of prompts that are not measured.
-        budget_s: seconds on the engine's clock, shared out over the cells; each shape gets at least
-            MIN_TURNS rounds.
+        budget_s: seconds on the engine's clock; each shape gets the same number of rounds in each cell, at
+            least MIN_TURNS.
     """
     shapes = lattice(configs)
     if not shapes:
         raise UsageError("nothing to profile: no configuration speculates")
     begin_s = clock()
-    samples: list[Sample] = []
-    drifts: list[float] = []
     point = _point(SpecConfig.off(), next(iter(cells)))
     with backend.open(Launch(points=(point, *(_point(c, next(iter(cells))) for c in shapes)))) as session:
         if not isinstance(session, TimesRounds):
@@ -119,15 +118,22 @@ def profile(
                 hint="spectune profile --run RUN_DIR takes step times from a sweep of it",
             )
         ordered = sorted(cells.items(), key=lambda item: (item[0].batch_size, item[0].context_tokens))
-        left_work = sum(cell.batch_size**0.7 for cell, _ in ordered)
-        for cell, requests in ordered:
-            work = cell.batch_size**0.7
-            share_s = max(0.0, budget_s - (clock() - begin_s)) * work / left_work
-            left_work -= work
-            found, drift = _cell_samples(session, cell, requests, shapes, share_s, seed, clock)
-            samples += found
-            drifts += drift
-            say(f"profiled {len(shapes) + 1} shapes at {cell.label} in {len(found)} rounds")
+        early = {cell: _off_rounds(session, cell, requests) for cell, requests in ordered}
+        off_s = clock() - begin_s
+        groups = [
+            _warm(session, cell, requests, shapes, method, seed, clock)
+            for cell, requests in ordered
+            for method in dict.fromkeys(shape.method for shape in shapes)
+        ]
+        left_s = budget_s - (clock() - begin_s) - off_s  # plain rounds come once more
+        turns = int(left_s / max(math.fsum(group.turn_s for group in groups), 1e-6))
+        turns = min(max(turns, MIN_TURNS), MAX_TURNS)
+        say(f"profiling {len(shapes) + 1} shapes in {len(cells)} cells, {turns} rounds each, in turn")
+        _take_turns(session, groups, turns, say)
+        late = {cell: _off_rounds(session, cell, requests) for cell, requests in ordered}
+    samples = [sample for group in groups for sample in _without_forcing(group.samples, early[group.cell])]
+    for cell, _ in ordered:
+        samples += [*early[cell], *(replace(sample, turn=MAX_TURNS) for sample in late[cell])]
     fingerprint = asdict(backend.fingerprint())
     fingerprint.pop("read_bandwidth_bytes_per_s", None)  # measured anew each time, decides no round
     return TimeSurface(
@@ -137,40 +143,81 @@ def profile(
         points=points_of(samples),
         lines=fit_lines(samples),
         held_out=held_out(samples),
-        drift=max(drifts, key=abs, default=None),
+        drift=max((_change(early[cell], late[cell]) for cell in early), key=abs, default=None),
         duration_s=clock() - begin_s,
     )
 
 
-def _cell_samples(
+@dataclass(slots=True, kw_only=True)
+class _Group:
+    """Shapes of one drafter in one cell, which are timed in the same runs of the engine.
+
+    turn_s: expected seconds of one round of each, with their share of reading the prompts.
+    """
+
+    cell: Cell
+    requests: Block
+    shapes: tuple[SpecConfig, ...]
+    chance: random.Random
+    turn_s: float = 0.0
+    samples: list[Sample] = field(default_factory=list)
+
+    @property
+    def turns_per_run(self) -> int:
+        """Few enough that texts do not grow far beyond those that are to be told, and that a group comes up
+        several times."""
+        return min(MIN_TURNS, max(1, GROWTH_TOKENS // (2 * len(self.shapes))))
+
+    def run(self, session: TimesRounds, begin: int, turns: int) -> None:
+        order = list(_passes(self.shapes, turns, self.chance))
+        rounds = _run(session, self.cell, self.requests, order)
+        self.samples += [
+            _sample(self.cell, config, turn, begin + index // len(self.shapes))
+            for index, (config, turn) in enumerate(zip(order, rounds, strict=True))
+        ]
+
+
+def _warm(
     session: TimesRounds,
     cell: Cell,
-    requests: Sequence[Request],
+    requests: Block,
     shapes: Sequence[SpecConfig],
-    share_s: float,
+    method: str,
     seed: int,
     clock: Clock,
-) -> tuple[list[Sample], list[float]]:
-    """All rounds of one batch size and context, and how plain rounds changed over them."""
-    samples: list[Sample] = []
-    drifts: list[float] = []
+) -> _Group:
+    """A drafter's shapes and plain decoding, after one round of each that does not count."""
+    own = (*(shape for shape in shapes if shape.method == method), SpecConfig.off())
+    chance = random.Random(f"{seed}|{cell.label}|{method}")
+    group = _Group(cell=cell, requests=requests, shapes=own, chance=chance)
     start_s = clock()
-    off = [SpecConfig.off()] * OFF_ROUNDS
-    early = _off_rounds(session, cell, requests, off)
-    samples += early
-    methods = list(dict.fromkeys(shape.method for shape in shapes))
-    for number, method in enumerate(methods):
-        own = [shape for shape in shapes if shape.method == method]
-        turns_s = share_s - (clock() - start_s)
-        is_last = number == len(methods) - 1
-        share = turns_s if is_last else turns_s * 0.85
-        found = _method_samples(session, cell, requests, own, share, seed, clock)
-        samples += _without_forcing(found, early)
-    late = _off_rounds(session, cell, requests, off)
-    samples += [replace(sample, turn=MAX_TURNS) for sample in late]
-    first, last = (median([s.total_s for s in part]) or math.inf for part in (early, late))
-    drifts.append(last / first - 1)
-    return samples, drifts
+    warm = _run(session, cell, requests, list(_passes(own, 1, chance)))
+    rounds_s = math.fsum(turn.total_s for turn in warm)
+    read_s = max(0.0, clock() - start_s - rounds_s)  # prompts are read again for every run
+    group.turn_s = rounds_s + read_s / group.turns_per_run
+    return group
+
+
+def _take_turns(
+    session: TimesRounds, groups: Sequence[_Group], turns: int, say: Callable[[str], None]
+) -> None:
+    """All rounds, the runs of each group spread evenly over the whole time, there and back again."""
+    runs = [
+        ((begin + 0.5) / turns, number if begin // group.turns_per_run % 2 == 0 else -number, begin)
+        for number, group in enumerate(groups)
+        for begin in range(0, turns, group.turns_per_run)
+    ]
+    for done, (_, number, begin) in enumerate(sorted(runs), 1):
+        group = groups[abs(number)]
+        group.run(session, begin, min(group.turns_per_run, turns - begin))
+        if done * 4 // len(runs) > (done - 1) * 4 // len(runs):
+            say(f"profiled {done} of {len(runs)} runs")
+
+
+def _change(early: Sequence[Sample], late: Sequence[Sample]) -> float:
+    """Relative change of plain rounds from before all others to after them."""
+    first, last = (median([sample.total_s for sample in part]) or math.inf for part in (early, late))
+    return last / first - 1
 
 
 def _without_forcing(samples: Sequence[Sample], plain: Sequence[Sample]) -> list[Sample]:
@@ -187,46 +234,11 @@ def _without_forcing(samples: Sequence[Sample], plain: Sequence[Sample]) -> list
     return [replace(sample, draft_s=draft_s) if sample.config.is_off else sample for sample in told]
 
 
-def _off_rounds(
-    session: TimesRounds, cell: Cell, requests: Sequence[Request], off: Sequence[SpecConfig]
-) -> list[Sample]:
+def _off_rounds(session: TimesRounds, cell: Cell, requests: Sequence[Request]) -> list[Sample]:
+    off = [SpecConfig.off()] * OFF_ROUNDS
     kept = [0] * len(off)
     rounds = session.time_rounds(_point(off[0], cell), _sized(requests, off, kept), off, kept)
     return [_sample(cell, off[0], turn, number) for number, turn in enumerate(rounds[COLD_ROUNDS:])]
-
-
-def _method_samples(
-    session: TimesRounds,
-    cell: Cell,
-    requests: Sequence[Request],
-    shapes: Sequence[SpecConfig],
-    share_s: float,
-    seed: int,
-    clock: Clock,
-) -> list[Sample]:
-    """A pass to warm every shape, then as many passes as the share of time allows.
-
-    A few passes a run of the engine: texts must not grow far beyond those that are to be told.
-    """
-    chance = random.Random(f"{seed}|{cell.label}|{shapes[0].method}")
-    shapes = (*shapes, SpecConfig.off())
-    start_s = clock()
-    warm = _run(session, cell, requests, list(_passes(shapes, 1, chance)))
-    pass_s = max(sum(turn.total_s for turn in warm), 1e-6)
-    read_s = max(0.0, clock() - start_s - pass_s)  # prompts are read again for every run
-    left_s = share_s - (clock() - start_s)
-    per_run = max(1, GROWTH_TOKENS // (2 * len(shapes)))
-    turns = int(left_s / (pass_s + read_s / per_run))
-    turns = min(max(turns, MIN_TURNS), MAX_TURNS)
-    samples: list[Sample] = []
-    for begin in range(0, turns, per_run):
-        order = list(_passes(shapes, min(per_run, turns - begin), chance))
-        rounds = _run(session, cell, requests, order)
-        samples += [
-            _sample(cell, config, turn, begin + index // len(shapes))
-            for index, (config, turn) in enumerate(zip(order, rounds, strict=True))
-        ]
-    return samples
 
 
 def _passes(shapes: Sequence[SpecConfig], count: int, chance: random.Random) -> Iterator[SpecConfig]:

@@ -17,7 +17,7 @@ class RaceRules:
 
     epsilon: float = 0.02
     tie: float = 0.005
-    max_stages: int = 6
+    max_stages: int = 8
     level: float = 0.95
 
 

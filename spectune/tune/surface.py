@@ -157,7 +157,7 @@ class Costs:
         return RoundTimes(
             draft_s=draft_s,
             verify_s=math.fsum(share * _seconds(verify, n, kv_tokens) for n, share in shares.items()),
-            other_s=_base(other, config.num_draft_tokens, is_loose=True),
+            other_s=_base(other, config.num_draft_tokens, is_loose=True) + other.commit_s * commit_tokens,
             num_rounds=0,
         )
 
@@ -228,7 +228,7 @@ def _verify_line(batch_size: int, samples: Sequence[Sample]) -> Line:
         assert sample.width is not None
         features[row, widths.index(sample.width)] = 1.0
         features[row, len(widths) + numbers.index(buckets[sample.width])] = sample.kv_tokens - middle
-    found = _least_squares(features, [sample.verify_s for sample in samples])
+    found = _least_squares(features, samples, "verify_s")
     slopes = {number: float(found[len(widths) + i]) for i, number in enumerate(numbers)}
     return Line(
         part="verify",
@@ -250,7 +250,7 @@ def _draft_line(batch_size: int, family: str, samples: Sequence[Sample]) -> Line
     commits = np.array([sample.commit_tokens for sample in samples])
     if np.ptp(commits) > 0:
         columns.append(commits)
-    found = _least_squares(np.stack(columns, 1), [sample.draft_s for sample in samples])
+    found = _least_squares(np.stack(columns, 1), samples, "draft_s")
     slope = float(found[1]) if len(depths) > 1 else 0.0
     return Line(
         part="draft",
@@ -263,11 +263,15 @@ def _draft_line(batch_size: int, family: str, samples: Sequence[Sample]) -> Line
 
 
 def _other_line(batch_size: int, family: str, samples: Sequence[Sample]) -> Line:
+    """What a tree keeps has to be moved in the cache, so kept tokens count."""
     widths = sorted({sample.config.num_draft_tokens for sample in samples})
     columns = [np.ones(len(samples))]
     if len(widths) > 1:
         columns.append(np.array([sample.config.num_draft_tokens - widths[0] for sample in samples], float))
-    found = _least_squares(np.stack(columns, 1), [sample.other_s for sample in samples])
+    commits = np.array([sample.commit_tokens for sample in samples])
+    if np.ptp(commits) > 0:
+        columns.append(commits)
+    found = _least_squares(np.stack(columns, 1), samples, "other_s")
     slope = float(found[1]) if len(widths) > 1 else 0.0
     return Line(
         part="other",
@@ -275,15 +279,20 @@ def _other_line(batch_size: int, family: str, samples: Sequence[Sample]) -> Line
         batch_size=batch_size,
         base_s={width: float(found[0]) + slope * (width - widths[0]) for width in widths},
         buckets=dict.fromkeys(widths, 0),
+        commit_s=float(found[-1]) if np.ptp(commits) > 0 else 0.0,
     )
 
 
-def _least_squares(features: NDArray[Any], seconds: Sequence[float]) -> NDArray[Any]:
-    """Non-negative coefficients with the least relative errors."""
+def _least_squares(features: NDArray[Any], samples: Sequence[Sample], part: str) -> NDArray[Any]:
+    """Non-negative coefficients with the least errors, relative to the mean of a sample's shape.
+
+    Relative to each sample itself, quick rounds would count more than slow ones and means come out low.
+    """
     from scipy.optimize import nnls
 
-    target = np.asarray(seconds, float)
-    weights = 1.0 / np.maximum(target, 1e-9)
+    target = np.array([getattr(sample, part) for sample in samples], float)
+    means = {key: _mean(getattr(sample, part) for sample in own) for key, own in _by_shape(samples).items()}
+    weights = 1.0 / np.maximum([means[sample.batch_size, sample.config] for sample in samples], 1e-9)
     scale = np.maximum(np.abs(features).max(0), 1e-12)
     found, _ = nnls(features / scale * weights[:, None], target * weights)
     coefficients: NDArray[Any] = found / scale

@@ -20,7 +20,8 @@ from spectune.tune.race import RaceResult, RaceRules
 class TuneJob:
     """What is tuned and how much it may cost. `plan` holds every configuration and cell.
 
-    budget_s: seconds for the finalists, shared out over the cells by what they are expected to cost.
+    budget_s: seconds for the finalists: a stage in every cell, then wherever it is open whether anything
+    beats plain decoding, then among finalists alike.
     profile_s: seconds for the time surface, where none is given.
     """
 

@@ -3,6 +3,7 @@
     python tests/bench/tune_regret.py exhaustive --output DIR --max-seconds 230
     python tests/bench/tune_regret.py profile --output DIR
     python tests/bench/tune_regret.py errors --output DIR
+    python tests/bench/tune_regret.py close --output DIR
     python tests/bench/tune_regret.py regret --output DIR --max-seconds 230
     python tests/bench/tune_regret.py fresh --output DIR --max-seconds 230
     python tests/bench/tune_regret.py report --output DIR
@@ -11,7 +12,7 @@
 an arm of plain decoding of their own, all on the same prompts; it goes on where it stopped (exit status 75
 while something is left) and runs a group again while which others kept the machine busy. `profile` traces
 those prompts once in plain decoding and times rounds on other prompts; `errors` compares what follows from
-the two with what was measured. `regret` tunes from scratch once a seed, `fresh` measures each tuned
+the two with what was measured, `close` does it with shapes and surfaces that take turns. `regret` tunes from scratch once a seed, `fresh` measures each tuned
 configuration against the exhaustive best on further prompts, and `report` puts them beside random search
 and Optuna's TPE at equal cost. Nothing else should run meanwhile.
 """
@@ -24,7 +25,8 @@ import math
 import random
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -47,8 +49,8 @@ from spectune.tune.job import run_tuning, start_tuning
 from spectune.tune.manifest import build_manifest
 from spectune.tune.objective import Objective
 from spectune.tune.plan import SweepPlan, plan_sweep
-from spectune.tune.predict import forecast
-from spectune.tune.profile import profile
+from spectune.tune.predict import Forecast, forecast
+from spectune.tune.profile import lattice, profile
 from spectune.tune.search import Knob, search
 from spectune.tune.space import build_space
 from spectune.tune.tuning import TuneJob
@@ -56,12 +58,15 @@ from spectune.workload import load_workload
 
 HEAD = "smollm2-135m-eagle3"
 OFF = SpecConfig.off()
-BLOCKS = {1: 12, 2: 8, 4: 5, 8: 4}
-FRESH_BLOCKS = {1: 16, 2: 10, 4: 6, 8: 5}
+BLOCKS = {1: 18, 2: 12, 4: 8, 8: 6}
+FRESH_BLOCKS = {1: 24, 2: 16, 4: 10, 8: 8}
+FRESH_PARTS = 4
+CLOSE_BLOCKS = {1: 4, 2: 3, 4: 2, 8: 1}
+CLOSE_PARTS = 4
 GROUPS = 4
 MAX_TOKENS = 32
 BUSY_CORES = 0.15
-TUNE_SECONDS = {"profile": 45.0, "finalists": 50.0}
+TUNE_SECONDS = {"profile": 45.0, "finalists": 80.0}
 NGRAM = {"prompt_lookup_max": 5, "prompt_lookup_min": 1}
 MORE = 75
 
@@ -70,7 +75,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("part", choices=["exhaustive", "profile", "errors", "regret", "fresh", "report"])
+    parser.add_argument(
+        "part", choices=["exhaustive", "profile", "errors", "close", "regret", "fresh", "report"]
+    )
     parser.add_argument("--output", type=Path, required=True)
     parser.add_argument("--max-seconds", type=float, default=math.inf)
     parser.add_argument("--repetitions", type=int, default=10)
@@ -80,6 +87,7 @@ def main() -> int:
         "exhaustive": exhaustive,
         "profile": make_evidence,
         "errors": errors,
+        "close": close,
         "regret": regret,
         "fresh": fresh,
         "report": report,
@@ -278,7 +286,7 @@ def make_evidence(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def predictions(bench: Bench) -> dict[tuple[SpecConfig, Cell], Any]:
+def predictions(bench: Bench) -> dict[tuple[SpecConfig, Cell], Forecast]:
     """Forecasts of the requests that each batch size decoded."""
     surface = read_surface(bench.output / "time-surface.json")
     trace = read_trace(bench.output / "trace.npz")
@@ -294,7 +302,79 @@ def errors(arguments: argparse.Namespace) -> int:
     """Predicted against measured time per token of every point."""
     bench = Bench(arguments.output)
     store = open_store(bench, "exhaustive")
-    told = predictions(bench)
+    rows = error_rows(bench, store, predictions(bench))
+    (arguments.output / "errors.json").write_text(dump_strict(rows, indent=1) + "\n")
+    tell_errors(rows)
+    print(f"the same plain decoding in two groups of a batch size differs by {floor_text(bench, store)}")
+    return 0
+
+
+def close(arguments: argparse.Namespace) -> int:
+    """Shapes that no surface was fitted to, timed in turn with surfaces of a few rounds each: what is left
+    of the errors when prediction and measurement are of the same minutes."""
+    bench = Bench(arguments.output)
+    shapes = set(lattice(bench.plan.configs))
+    asked = [config for config in bench.plan.configs if config not in shapes]
+    store = open_store(bench, "close")
+    blocks = {
+        (cell, part): bench.blocks(cell, CLOSE_BLOCKS[cell.batch_size], part)
+        for cell in bench.plan.cells
+        for part in range(CLOSE_PARTS)
+    }
+    requests = {r.request_id: r for own in blocks.values() for block in own for r in block}
+    about: dict[str, dict[str, Any]] = {
+        name: {} for name in ("fingerprint", "workload", "sampling", "provenance")
+    }
+    parts = arguments.output / "close-parts"
+    trace = bench.backend.record_trace(list(requests.values()), bench.plan.configs, about, parts_dir=parts)
+    surfaces = []
+    for part in range(CLOSE_PARTS):
+        cells = profile_cells(bench.plan, bench.builder)
+        surface = profile(bench.backend, bench.plan.configs, cells, budget_s=0.0, seed=part)
+        write_surface(arguments.output / f"close-surface-{part}.json", surface)
+        surfaces.append(surface)
+        for cell in bench.plan.cells[:: 1 if part % 2 == 0 else -1]:
+            points = [bench.plan.point(config, cell, part) for config in (OFF, *asked)]
+            for point in points:  # an interrupted part is measured whole again
+                store.block_file(point.point_id).unlink(missing_ok=True)
+            known = {row["point_id"]: row for row in store.manifest["points"]}
+            known |= {point.point_id: {"point_id": point.point_id, **point.canonical} for point in points}
+            store.update_manifest({"points": list(known.values())})
+            bench.run(store, cell, points, blocks[cell, part])
+    told: dict[tuple[SpecConfig, Cell], list[Forecast]] = {}
+    for cell in bench.plan.cells:
+        own = {
+            r.request_id
+            for (one, _), found in blocks.items()
+            if one == cell
+            for block in found
+            for r in block
+        }
+        for surface in surfaces:
+            rows = forecast(surface, {(0, 0.0): trace}, [OFF, *asked], [cell], requests=own).of(cell)
+            for row in rows:
+                told.setdefault((row.config, cell), []).append(row)
+    errors_found = error_rows(bench, store, {key: mean_forecast(rows) for key, rows in told.items()})
+    (arguments.output / "close.json").write_text(dump_strict(errors_found, indent=1) + "\n")
+    tell_errors(errors_found)
+    return 0
+
+
+def mean_forecast(rows: Sequence[Forecast]) -> Forecast:
+    """A forecast with the mean times of several of one configuration and cell, whose acceptance is equal."""
+    first = rows[0]
+    parts = {
+        name: math.fsum(getattr(row.times, name) for row in rows) / len(rows)
+        for name in ("draft_s", "verify_s", "other_s")
+    }
+    tpot_s = math.fsum(row.tpot_s.value for row in rows) / len(rows)
+    return replace(first, times=replace(first.times, **parts), tpot_s=replace(first.tpot_s, value=tpot_s))
+
+
+def error_rows(
+    bench: Bench, store: RunStore, told: Mapping[tuple[SpecConfig, Cell], Forecast]
+) -> list[dict[str, Any]]:
+    """Told over measured - 1 of every point of a store."""
     rows = []
     for cell in bench.plan.cells:
         found, plain = speedups(store, cell), told.get((OFF, cell))
@@ -317,7 +397,10 @@ def errors(arguments: argparse.Namespace) -> int:
                     else plain.tpot_s.value / row.tpot_s.value / found[config] - 1,
                 }
             )
-    (arguments.output / "errors.json").write_text(dump_strict(rows, indent=1) + "\n")
+    return rows
+
+
+def tell_errors(rows: Sequence[dict[str, Any]]) -> None:
     for batch in [*BLOCKS, None]:
         own = [row for row in rows if batch in (None, row["batch"])]
         if own:
@@ -325,7 +408,17 @@ def errors(arguments: argparse.Namespace) -> int:
     worst = sorted(rows, key=lambda row: -abs(row["error"]))[:6]
     for row in worst:
         print(f"  batch {row['batch']} {row['config']}: {row['error']:+.1%}, round {row['round_error']:+.1%}")
-    return 0
+
+
+def floor_text(bench: Bench, store: RunStore) -> str:
+    """What no prediction can fall below: plain decoding of one group told by that of another."""
+    changes = []
+    for cell in bench.plan.cells:
+        plain = arms_of(store, cell)[OFF]
+        groups = [plain.only(key for key in plain.blocks if key[0] == group) for group in range(GROUPS)]
+        times = [rounds.round_tpot_s for own in groups if (rounds := pool_rounds(own)) is not None]
+        changes += [abs(b / a - 1) for a in times for b in times if a is not b]
+    return f"{median(changes) or 0:.1%} (median), {percentile(changes, 95) or 0:.1%} (95th)"
 
 
 def error_text(rows: Sequence[dict[str, Any]]) -> str:
@@ -372,7 +465,7 @@ def tune_once(output: Path, seed: int) -> dict[str, Any]:
         plan=bench.plan,
         objective=Objective(),
         num_finalists=3,
-        num_trace_prompts=32,
+        num_trace_prompts=64,
         budget_s=TUNE_SECONDS["finalists"],
         profile_s=TUNE_SECONDS["profile"],
         seed=seed,
@@ -413,7 +506,7 @@ def fresh(arguments: argparse.Namespace) -> int:
                 row for row in log.rows if row["batch"] == cell.batch_size and row["tuned"] == config.label
             ]
             part = len(done)
-            while part < 3 and not is_clear(done):
+            while part < FRESH_PARTS and not is_clear(done):
                 if time.perf_counter() - start_s + 40 > arguments.max_seconds:
                     return MORE
                 points = [bench.plan.point(one, cell, 100 + part) for one in (best, config)]

@@ -32,6 +32,9 @@ OFF = SpecConfig.off()
 CONFIGS, PRUNED = build_space(["eagle3", "ngram"], [1, 2, 3, 5], [1, 2], [4, 8])
 COSTLY = SimulatedTruth(draft_step_s={"eagle3": 0.030, "ngram": 0.030}, noise_sd=0.005)
 
+CLOSE_AT_8 = SimulatedTruth(verify_s_per_token=1.9e-3)
+"""Longer verification than one wins back at batch 8, but for the shortest chain."""
+
 Make = Callable[..., Tuning]
 
 
@@ -312,6 +315,39 @@ def test_a_race_ends_when_no_challenger_can_be_better_by_epsilon(job_of: Any, tu
         if one.status == "settled":
             assert one.against is None or one.against.high is None or one.against.high < 1.15
     assert {one.status for one in last.values()} <= {"incumbent", "settled", "halved"}
+
+
+def test_time_that_is_left_goes_where_it_is_open_whether_to_speculate(
+    job_of: Any, tmp_path: Path
+) -> None:
+    """At batch 1 speculation wins by far at once, at 8 it is about as fast as plain decoding: the rest of the
+    time is spent there, by a clock that advances a second a look."""
+    backend = SimulatedBackend(truth=replace(CLOSE_AT_8, noise_sd=0.4))
+    job = job_of(backend, batch_sizes=(1, 8), budget_s=24.0)
+    seconds = itertools.count()
+
+    store = start_tuning(tmp_path / "run", job, backend)
+    tuning = run_tuning(job, backend, store, SilentProgress(), clock=lambda: float(next(seconds)))
+
+    alone, many = tuning.races
+    assert not alone.winner.is_off
+    assert len(many.stages) > len(alone.stages)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_settled_race_leaves_plain_decoding_only_to_what_is_no_faster(
+    job_of: Any, tune: Make, seed: int
+) -> None:
+    """Where plain decoding wins a settled race, nobody who ran to the end can be faster by more than ε."""
+    backend = SimulatedBackend(truth=replace(CLOSE_AT_8, noise_sd=0.1), noise_seed=seed)
+
+    race = tune(job_of(backend, batch_sizes=(8,)), backend).races[0]
+
+    for one in race.stages[-1].challengers if race.end == "settled" and race.winner.is_off else ():
+        if one.status == "incumbent" and not one.config.is_off:
+            assert one.speedup.high < 1.02
+        elif one.status == "settled":
+            assert one.against.high < 1.02
 
 
 def test_a_budget_of_nothing_measures_one_stage_and_says_who_is_unsettled(job_of: Any, tune: Make) -> None:

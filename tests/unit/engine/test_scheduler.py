@@ -12,6 +12,7 @@ import tokenizers
 from tokenizers import decoders, models
 
 from spectune.draft.ngram import NgramDrafter
+from spectune.engine import step
 from spectune.engine.scheduler import Engine
 from spectune.engine.tokenizer import Tokenizer
 from spectune.engine.verify import ForcedAcceptance
@@ -292,6 +293,31 @@ def test_forced_acceptance_meets_its_mean(config: SpecConfig, mean: float, tmp_p
     for record in records:
         uncut = [step.num_accepted for step in record.steps if step.cut is None]
         assert abs(sum(uncut) - mean * len(uncut)) <= 1
+
+
+def test_the_time_of_forcing_is_none_of_the_rounds(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Forcing that takes a thousand seconds leaves every round's parts at the few looks at the clock."""
+    seconds = [0.0]
+    plain = step.force
+
+    def slow(*args: Any) -> Any:
+        seconds[0] += 1000.0
+        return plain(*args)
+
+    def clock() -> float:
+        seconds[0] += 1.0
+        return seconds[0]
+
+    monkeypatch.setattr(step, "force", slow)
+    target = tiny_target()
+    drafter = random_drafter(target, tmp_path, 97)
+    engine = Engine(target, drafter=drafter, batch_size=2, eos_ids=[], clock=clock)
+
+    block = engine.generate([request("r", [5, 9], max_tokens=12)], TREE, forced=ForcedAcceptance(1.0))
+
+    decoded = [turn for turn in block.rounds if turn.kind == "decode"]
+    assert seconds[0] > 1000 * len(decoded) > 3000
+    assert max(turn.draft_s + turn.verify_s + turn.other_s for turn in decoded) < 20
 
 
 # What is refused -----------------------------------------------------------------------------------

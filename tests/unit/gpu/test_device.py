@@ -144,7 +144,7 @@ def test_a_lap_is_taken_when_the_device_is_done(monkeypatch: pytest.MonkeyPatch)
         watch = Stopwatch(lambda: float(next(ticks)), device)
         for part in ("draft", "verify", "other", "draft"):
             watch.lap(part)
-        assert {"draft": 2.0, "verify": 1.0, "other": 1.0} == watch.seconds
+        assert {"draft": 2.0, "verify": 1.0, "other": 1.0, "forcing": 0.0} == watch.seconds
 
     assert [CUDA] * 4 == waits
 

@@ -72,6 +72,46 @@ def test_what_forcing_costs_is_taken_out() -> None:
         assert point.other_s == pytest.approx(declared)
 
 
+def test_a_machine_that_slows_down_meanwhile_slows_every_batch_size_alike() -> None:
+    """From 1 to 1.5 over the rounds: what batch 4 costs over batch 1 stays what the engine declares."""
+
+    class Slowing(SimulatedBackend):
+        num_calls = 0
+
+        @contextmanager
+        def open(self, launch):
+            with super().open(launch) as session:
+                plain = session.time_rounds
+
+                def time_rounds(point, requests, configs, kept):
+                    if any(not config.is_off for config in configs):
+                        self.num_calls += 1
+                    factor = 1 + 0.01 * self.num_calls
+                    return tuple(
+                        replace(
+                            turn,
+                            draft_s=turn.draft_s * factor,
+                            verify_s=turn.verify_s * factor,
+                            other_s=turn.other_s * factor,
+                        )
+                        for turn in plain(point, requests, configs, kept)
+                    )
+
+                session.time_rounds = time_rounds
+                yield session
+
+    cells = cells_of(1, 4, 16)
+    slowing = Slowing(truth=QUIET)
+    steady = profile(SimulatedBackend(truth=QUIET), CONFIGS, cells, budget_s=1e6)
+    told = profile(slowing, CONFIGS, cells, budget_s=1e6)
+
+    before, after = ({(p.batch_size, p.config): p.total_s for p in s.points} for s in (steady, told))
+    slower = {key: after[key] / before[key] for key in before if not key[1].is_off}
+    assert slowing.num_calls > 20
+    assert min(slower.values()) > 1.1
+    assert max(slower.values()) / min(slower.values()) < 1.03
+
+
 def test_plain_rounds_between_drafting_ones_count_for_plain_decoding() -> None:
     """Plain decoding is timed as often as every other shape, and without the drafter's part."""
     surface = profile(SimulatedBackend(truth=QUIET), CONFIGS, cells_of(1), budget_s=0)

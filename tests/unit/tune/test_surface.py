@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from spectune.errors import UsageError
@@ -63,6 +65,34 @@ def test_fit_recovers_the_declared_costs() -> None:
 
     expected = seconds_of(chain(3), 1, 150.0, 2.0)
     assert pytest.approx(expected, rel=1e-3) == (told.draft_s, told.verify_s, told.other_s)
+
+
+def test_rounds_that_scatter_are_told_by_their_mean() -> None:
+    """Half of the rounds at 0.7 and half at 1.3 of what is declared: told is what is declared, not less."""
+    samples = [
+        sample(config, turn, factor=factor)
+        for config in (OFF, *(chain(k) for k in (1, 2, 3)))
+        for turn, factor in enumerate((0.7, 1.3, 1.3, 0.7))
+    ]
+
+    told = Costs(fit_lines(samples)).round_times(chain(2), 1, 100.0, 1.0)
+
+    expected = seconds_of(chain(2), 1, 100.0, 1.0)
+    assert pytest.approx(expected, rel=1e-3) == (told.draft_s, told.verify_s, told.other_s)
+
+
+def test_moving_what_a_tree_keeps_is_told_by_how_much_it_keeps() -> None:
+    """Trees whose rest is 1 ms and 0.2 ms for each kept token: 1.6 ms at three, whatever was forced."""
+    trees = [SpecConfig(method="eagle3", num_steps=3, topk=2, num_draft_tokens=n) for n in (4, 8)]
+    samples = [
+        replace(sample(tree, turn, commit=commit), other_s=0.001 + 0.0002 * commit)
+        for tree in trees
+        for turn, commit in enumerate((1.0, 2.0, 1.0, 3.0))
+    ]
+
+    told = Costs(fit_lines(samples)).round_times(trees[0], 1, 100.0, 3.0)
+
+    assert told.other_s == pytest.approx(0.0016, rel=1e-3)
 
 
 def test_a_width_between_two_timed_ones_of_a_bucket_lies_on_their_line() -> None:
