@@ -25,7 +25,7 @@ from spectune.draft.ngram import NgramDrafter
 from spectune.engine.bandwidth import read_bandwidth_bytes_per_s
 from spectune.engine.drafter import Drafter
 from spectune.engine.resolve import resolve_model
-from spectune.engine.scheduler import Engine
+from spectune.engine.scheduler import CacheRoom, Engine
 from spectune.engine.target import Target
 from spectune.engine.target_config import read_json
 from spectune.engine.tokenizer import Tokenizer
@@ -252,7 +252,7 @@ class ReferenceBackend:
             name = Path(self._model).name if Path(self._model).expanduser().exists() else self._model
         return f"{name} (random weights)" if self._load_format == "dummy" else name
 
-    def engine(self, config: SpecConfig, batch_size: int) -> Engine:
+    def engine(self, config: SpecConfig, batch_size: int, *, cache_room: CacheRoom | None = None) -> Engine:
         """An engine of `batch_size` slots with the drafter that `config` needs."""
         drafter = self.drafter(config.method)  # before the target: a missing head costs no loading
         return Engine(
@@ -261,15 +261,17 @@ class ReferenceBackend:
             drafter=drafter,
             batch_size=batch_size,
             prefill_chunk=self._prefill_chunk,
+            cache_room=cache_room,
         )
 
 
 class _ReferenceSession:
-    """Engines by batch size and method: their caches are made once and used by all blocks."""
+    """Engines by batch size and method: their one cache is made once and used by all blocks."""
 
     def __init__(self, backend: ReferenceBackend) -> None:
         self._backend = backend
         self._engines: dict[tuple[int, str], Engine] = {}
+        self._cache_room = CacheRoom()
 
     def run(self, point: Point, requests: Sequence[Request]) -> BlockResult:
         return self._engine(point).generate(requests, point.config)
@@ -307,9 +309,10 @@ class _ReferenceSession:
         config, batch_size = point.config, point.cell.batch_size
         if any(size != batch_size for size, _ in self._engines):
             self._engines.clear()  # one batch size at a time holds the memory
+            self._cache_room = CacheRoom()
         key = (batch_size, config.method)
         if key not in self._engines:
-            self._engines[key] = self._backend.engine(config, batch_size)
+            self._engines[key] = self._backend.engine(config, batch_size, cache_room=self._cache_room)
         return self._engines[key]
 
     def gap(self, request: Request, output_ids: Sequence[int], index: int) -> Gap | None:

@@ -8,6 +8,7 @@ off inside a speculating engine is off.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,6 +20,22 @@ from spectune.records import SpecConfig
 
 CHUNK = 512
 """Most tokens that one pass catches up; a longer backlog takes several."""
+
+
+class _Part(NamedTuple):
+    """A row of what one pass committed; cut out when it is needed, for a row that ends before costs nothing."""
+
+    tokens: Tensor  # [B, T]
+    features: Tensor  # [B, F, 3H]
+    row: int
+    num_features: int
+
+    def cut(self) -> tuple[Tensor, Tensor]:
+        """Tokens [n], features [num_features, 3H]; a start has one token more than features."""
+        extra = self.tokens.shape[1] - self.features.shape[1]
+        return self.tokens[self.row, : self.num_features + extra], self.features[
+            self.row, : self.num_features
+        ]
 
 
 class DeferredDrafter:
@@ -37,12 +54,12 @@ class DeferredDrafter:
         self._is_plain = False  # whether the last round was
         self._has_drafted = False  # since the last commit
         self._started: set[int] = set()  # slots whose text the draft holds from its first token
-        self._backlog: dict[int, list[tuple[Tensor, Tensor]]] = {}  # slot -> tokens [n], features [n, 3H]
+        self._backlog: dict[int, list[_Part]] = {}
 
     @property
     def num_deferred_tokens(self) -> int:
         """Tokens that the draft has not seen, over all slots."""
-        return sum(len(features) for parts in self._backlog.values() for _, features in parts)
+        return sum(part.num_features for parts in self._backlog.values() for part in parts)
 
     def reserve(self, num_slots: int, max_len: int, config: SpecConfig) -> None:
         self._drafter.reserve(num_slots, max_len, config)
@@ -54,7 +71,7 @@ class DeferredDrafter:
         self._backlog.pop(slot, None)
         if self._is_plain:
             self._started.discard(slot)
-            self._backlog[slot] = [(tokens.clone(), features.clone())]
+            self._backlog[slot] = [_Part(tokens[None].clone(), features[None].clone(), 0, len(features))]
         else:
             self._started.add(slot)
             self._drafter.start(slot, tokens, features)
@@ -89,14 +106,14 @@ class DeferredDrafter:
         """Keep copies: an engine may write the next round's features over this one's."""
         kept_tokens, kept_features = tokens.clone(), features.clone()
         for row, (slot, count) in enumerate(zip(slots, counts.tolist(), strict=True)):
-            part = (kept_tokens[row, :count], kept_features[row, :count])
-            self._backlog.setdefault(slot, []).append(part)
+            self._backlog.setdefault(slot, []).append(_Part(kept_tokens, kept_features, row, count))
 
     def _catch_up(self, slots: Sequence[int]) -> None:
         for slot in slots:
-            parts = self._backlog.pop(slot, None)
-            if parts is None:
+            deferred = self._backlog.pop(slot, None)
+            if deferred is None:
                 continue
+            parts = [part.cut() for part in deferred]
             if slot not in self._started:
                 first_tokens, first_features = parts.pop(0)
                 self._started.add(slot)

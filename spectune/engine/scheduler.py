@@ -30,6 +30,17 @@ from spectune.records import (
 )
 
 
+class CacheRoom:
+    """The cache of engines that never decode at the same time.
+
+    Arms that are compared share it: where memory lies decides some percent of a round, and no arm's may lie
+    better than another's.
+    """
+
+    def __init__(self) -> None:
+        self.cache: Cache | None = None
+
+
 class Engine:
     """Decodes requests with one target, and with a drafter where the configuration speculates."""
 
@@ -43,13 +54,14 @@ class Engine:
         prefill_chunk: int = 512,
         clock: Callable[[], float] = time.perf_counter,
         eos_ids: Sequence[int] | None = None,
+        cache_room: CacheRoom | None = None,
     ) -> None:
         self.target, self.tokenizer, self.drafter = target, tokenizer, drafter
         self.batch_size, self.prefill_chunk = batch_size, prefill_chunk
         self.clock = clock
         ids = eos_ids if eos_ids is not None else (tokenizer.eos_ids if tokenizer else ())
         self.eos_ids = frozenset(ids)
-        self._cache: Cache | None = None
+        self._cache_room = cache_room or CacheRoom()
         self.room = 0  # columns past the longest text: most nodes that a round may verify
         self.margins: dict[str, list[float]] = {}
 
@@ -160,10 +172,10 @@ class Engine:
             )
         self.room = max(16, config.num_draft_tokens)
         columns = _round_up(longest + self.room, 64)
-        cache = self._cache
+        cache = self._cache_room.cache
         if cache is None or cache.num_slots < self.batch_size or cache.max_len < columns:
-            self._cache = None
-            self._cache = self.target.new_cache(self.batch_size, columns)
+            self._cache_room.cache = None  # freed first
+            self._cache_room.cache = self.target.new_cache(self.batch_size, columns)
         if drafter is not None:
             if drafter.max_context is not None and longest > drafter.max_context:
                 raise InfeasibleConfig(
@@ -176,8 +188,9 @@ class Engine:
     @property
     def cache(self) -> Cache:
         """The target's cache, made by `generate`."""
-        assert self._cache is not None, "the cache is made by generate()"
-        return self._cache
+        cache = self._cache_room.cache
+        assert cache is not None, "the cache is made by generate()"
+        return cache
 
 
 def _round_up(value: int, multiple: int) -> int:

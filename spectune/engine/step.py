@@ -226,9 +226,10 @@ def commit_draft(
     width = verdict.path.shape[1]
     padded = [tokens + [tokens[-1]] * (width - len(tokens)) for tokens in emitted]
     tokens = on_device(padded, features.device)
-    index = verdict.path.unsqueeze(2).expand(-1, -1, features.shape[2])
     counts = torch.tensor([len(tokens) for tokens in emitted])  # known here: it stays on the host
-    drafter.commit(batch.slots.slots, tokens, features.gather(1, index), counts)
+    if features.shape[1] > 1:  # a plain round has the root alone
+        features = features.gather(1, verdict.path.unsqueeze(2).expand(-1, -1, features.shape[2]))
+    drafter.commit(batch.slots.slots, tokens, features, counts)
 
 
 def path_margins(

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from spectune.draft.deferred import DeferredDrafter
-from spectune.engine.scheduler import Engine
+from spectune.engine.scheduler import CacheRoom, Engine
 from spectune.errors import UsageError
 from spectune.records import BlockResult, Chooser, Request, SpecConfig
 from spectune.records.policy_load import PolicyArm, PolicyLoad
@@ -37,8 +37,12 @@ class ReferenceServer:
         drafter = backend.drafter(method)
         self._scratch, self._chooser = scratch, chooser
 
+        room = CacheRoom()
+
         def engine(own: Drafter | None) -> Engine:
-            return Engine(backend.target, backend.tokenizer, drafter=own, batch_size=batch_size)
+            return Engine(
+                backend.target, backend.tokenizer, drafter=own, batch_size=batch_size, cache_room=room
+            )
 
         self._off, self._static = engine(None), engine(drafter)
         self._policy = engine(None if drafter is None else DeferredDrafter(drafter))

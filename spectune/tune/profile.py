@@ -2,8 +2,8 @@
 
 All shapes of a batch size take turns round by round in one run of the engine, in a new random order each
 pass, with forced acceptance: drift and cached tokens meet all of them alike. The runs of all batch sizes
-and drafters take turns as well, so that none of them is timed in a better minute than the others. Plain
-decoding runs alone, without a drafter, before and after.
+and drafters take turns as well, so that none of them is timed in a better minute than the others; so do
+those of plain decoding alone, without a drafter. An engine that has rested is quicker than one at work.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ from spectune.tune.surface import Sample, draft_family, fit_lines, held_out, poi
 LOOKUPS = frozenset({Method.NGRAM.value, Method.SUFFIX.value})
 MOST_SHAPES = 26
 MIN_TURNS, MAX_TURNS = 4, 16
-OFF_ROUNDS = 15
-COLD_ROUNDS = 3
+PLAIN_VISITS, PLAIN_ROUNDS, COLD_ROUNDS = 4, 8, 2
+"""Plain decoding alone: runs of the engine, rounds of each, and how many of them come too early."""
 GROWTH_TOKENS = 160
 """Tokens by which a text may grow in one run of the engine."""
 KEPT = (0, 1, 0, 2, 1, 0, 3, 1)
@@ -118,22 +118,24 @@ def profile(
                 hint="spectune profile --run RUN_DIR takes step times from a sweep of it",
             )
         ordered = sorted(cells.items(), key=lambda item: (item[0].batch_size, item[0].context_tokens))
-        early = {cell: _off_rounds(session, cell, requests) for cell, requests in ordered}
-        off_s = clock() - begin_s
+        plain = [_Plain(cell=cell, requests=requests) for cell, requests in ordered]
+        for one in plain:
+            one.run(session, 0)
+            one.samples.clear()  # that was to warm it
+        visit_s = clock() - begin_s
         groups = [
             _warm(session, cell, requests, shapes, method, seed, clock)
             for cell, requests in ordered
             for method in dict.fromkeys(shape.method for shape in shapes)
         ]
-        left_s = budget_s - (clock() - begin_s) - off_s  # plain rounds come once more
+        left_s = budget_s - (clock() - begin_s) - PLAIN_VISITS * visit_s
         turns = int(left_s / max(math.fsum(group.turn_s for group in groups), 1e-6))
         turns = min(max(turns, MIN_TURNS), MAX_TURNS)
         say(f"profiling {len(shapes) + 1} shapes in {len(cells)} cells, {turns} rounds each, in turn")
-        _take_turns(session, groups, turns, say)
-        late = {cell: _off_rounds(session, cell, requests) for cell, requests in ordered}
-    samples = [sample for group in groups for sample in _without_forcing(group.samples, early[group.cell])]
-    for cell, _ in ordered:
-        samples += [*early[cell], *(replace(sample, turn=MAX_TURNS) for sample in late[cell])]
+        _take_turns(session, [*groups, *plain], turns, say)
+    alone = {one.cell: one.samples for one in plain}
+    samples = [sample for group in groups for sample in _without_forcing(group.samples, alone[group.cell])]
+    samples += [sample for one in plain for sample in one.samples]
     fingerprint = asdict(backend.fingerprint())
     fingerprint.pop("read_bandwidth_bytes_per_s", None)  # measured anew each time, decides no round
     return TimeSurface(
@@ -143,9 +145,45 @@ def profile(
         points=points_of(samples),
         lines=fit_lines(samples),
         held_out=held_out(samples),
-        drift=max((_change(early[cell], late[cell]) for cell in early), key=abs, default=None),
+        drift=max((one.change for one in plain), key=abs, default=None),
         duration_s=clock() - begin_s,
     )
+
+
+class _Visited(Protocol):
+    """Rounds of one cell that are timed in several runs of the engine."""
+
+    def starts(self, turns: int) -> Sequence[int]:
+        """Numbers of the first turns of its runs, of `turns` in all."""
+        ...
+
+    def run(self, session: TimesRounds, begin: int, turns: int) -> None: ...
+
+
+@dataclass(slots=True, kw_only=True)
+class _Plain:
+    """Plain decoding alone, without a drafter and without forcing."""
+
+    cell: Cell
+    requests: Block
+    samples: list[Sample] = field(default_factory=list)
+
+    def starts(self, turns: int) -> Sequence[int]:
+        return [visit * turns // PLAIN_VISITS for visit in range(PLAIN_VISITS)]
+
+    def run(self, session: TimesRounds, begin: int, turns: int = 0) -> None:
+        off, kept = [SpecConfig.off()] * PLAIN_ROUNDS, [0] * PLAIN_ROUNDS
+        point = _point(off[0], self.cell)
+        rounds = session.time_rounds(point, _sized(self.requests, off, kept), off, kept)
+        self.samples += [_sample(self.cell, off[0], turn, begin) for turn in rounds[COLD_ROUNDS:]]
+
+    @property
+    def change(self) -> float:
+        """Relative change of a round from the first visit to the last."""
+        visit = PLAIN_ROUNDS - COLD_ROUNDS
+        parts = self.samples[:visit], self.samples[-visit:]
+        first, last = (median([sample.total_s for sample in part]) or math.inf for part in parts)
+        return last / first - 1
 
 
 @dataclass(slots=True, kw_only=True)
@@ -168,8 +206,12 @@ class _Group:
         several times."""
         return min(MIN_TURNS, max(1, GROWTH_TOKENS // (2 * len(self.shapes))))
 
+    def starts(self, turns: int) -> Sequence[int]:
+        return range(0, turns, self.turns_per_run)
+
     def run(self, session: TimesRounds, begin: int, turns: int) -> None:
-        order = list(_passes(self.shapes, turns, self.chance))
+        count = min(self.turns_per_run, turns - begin)
+        order = list(_passes(self.shapes, count, self.chance))
         rounds = _run(session, self.cell, self.requests, order)
         self.samples += [
             _sample(self.cell, config, turn, begin + index // len(self.shapes))
@@ -199,25 +241,19 @@ def _warm(
 
 
 def _take_turns(
-    session: TimesRounds, groups: Sequence[_Group], turns: int, say: Callable[[str], None]
+    session: TimesRounds, timed: Sequence[_Visited], turns: int, say: Callable[[str], None]
 ) -> None:
-    """All rounds, the runs of each group spread evenly over the whole time, there and back again."""
+    """All rounds, the runs of each spread evenly over the whole time, there and back again."""
     runs = [
-        ((begin + 0.5) / turns, number if begin // group.turns_per_run % 2 == 0 else -number, begin)
-        for number, group in enumerate(groups)
-        for begin in range(0, turns, group.turns_per_run)
+        ((visit + 0.5) / len(starts), number if visit % 2 == 0 else -number, begin)
+        for number, one in enumerate(timed)
+        for starts in [one.starts(turns)]
+        for visit, begin in enumerate(starts)
     ]
     for done, (_, number, begin) in enumerate(sorted(runs), 1):
-        group = groups[abs(number)]
-        group.run(session, begin, min(group.turns_per_run, turns - begin))
+        timed[abs(number)].run(session, begin, turns)
         if done * 4 // len(runs) > (done - 1) * 4 // len(runs):
             say(f"profiled {done} of {len(runs)} runs")
-
-
-def _change(early: Sequence[Sample], late: Sequence[Sample]) -> float:
-    """Relative change of plain rounds from before all others to after them."""
-    first, last = (median([sample.total_s for sample in part]) or math.inf for part in (early, late))
-    return last / first - 1
 
 
 def _without_forcing(samples: Sequence[Sample], plain: Sequence[Sample]) -> list[Sample]:
@@ -232,13 +268,6 @@ def _without_forcing(samples: Sequence[Sample], plain: Sequence[Sample]) -> list
     extra = max(0.0, (median(forced) or 0.0) - other_s) if forced else 0.0
     told = [replace(sample, other_s=max(0.0, sample.other_s - extra)) for sample in samples]
     return [replace(sample, draft_s=draft_s) if sample.config.is_off else sample for sample in told]
-
-
-def _off_rounds(session: TimesRounds, cell: Cell, requests: Sequence[Request]) -> list[Sample]:
-    off = [SpecConfig.off()] * OFF_ROUNDS
-    kept = [0] * len(off)
-    rounds = session.time_rounds(_point(off[0], cell), _sized(requests, off, kept), off, kept)
-    return [_sample(cell, off[0], turn, number) for number, turn in enumerate(rounds[COLD_ROUNDS:])]
 
 
 def _passes(shapes: Sequence[SpecConfig], count: int, chance: random.Random) -> Iterator[SpecConfig]:

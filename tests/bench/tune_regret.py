@@ -66,7 +66,7 @@ CLOSE_PARTS = 4
 GROUPS = 4
 MAX_TOKENS = 32
 BUSY_CORES = 0.15
-TUNE_SECONDS = {"profile": 45.0, "finalists": 80.0}
+TUNE_SECONDS = {"profile": 42.0, "finalists": 90.0}
 NGRAM = {"prompt_lookup_max": 5, "prompt_lookup_min": 1}
 MORE = 75
 

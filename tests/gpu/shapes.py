@@ -64,7 +64,7 @@ class Shape:
         cache = target.new_cache(batch_size, columns)
         assert isinstance(cache, KVCache), "rounds of given shapes run on torch's operators or graphs"
         cache.data.normal_()
-        self._engine._cache = cache
+        self._engine._cache_room.cache = cache
         self._drafts = any(not config.is_off for config in configs)
         if self._drafts:
             largest = max(configs, key=lambda config: config.num_steps * max(1, config.topk))

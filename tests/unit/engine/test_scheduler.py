@@ -13,7 +13,7 @@ from tokenizers import decoders, models
 
 from spectune.draft.ngram import NgramDrafter
 from spectune.engine import step
-from spectune.engine.scheduler import Engine
+from spectune.engine.scheduler import CacheRoom, Engine
 from spectune.engine.tokenizer import Tokenizer
 from spectune.engine.verify import ForcedAcceptance
 from spectune.errors import InfeasibleConfig, UsageError
@@ -269,6 +269,23 @@ def test_chooser_is_told_load_and_acceptance() -> None:
     )
 
     assert [(2, 2, None), (2, 3, None), (2, 7, 3.0)] == chooser.told[:3]
+
+
+def test_engines_that_take_turns_can_share_a_cache(tmp_path: Path) -> None:
+    """Plain, speculative, plain again, of growing length: texts are those of engines by themselves, and all
+    read and write one cache."""
+    target = tiny_target()
+    drafter, room = random_drafter(target, tmp_path, 97), CacheRoom()
+    plain = Engine(target, batch_size=2, eos_ids=[], cache_room=room)
+    drafting = Engine(target, drafter=drafter, batch_size=2, eos_ids=[], cache_room=room)
+
+    for max_tokens in (5, 60, 20):
+        asks = [request(f"r{i}", [5 + i, 9], max_tokens=max_tokens) for i in range(3)]
+        for engine, config in ((plain, OFF), (drafting, CHAIN)):
+            alone = Engine(target, drafter=engine.drafter, batch_size=2, eos_ids=[])
+            shared, own = (one.generate(asks, config).requests for one in (engine, alone))
+            assert [r.output_ids for r in own] == [r.output_ids for r in shared]
+            assert engine.cache is room.cache
 
 
 def test_chooser_beyond_the_reserved_room_is_refused(tmp_path: Path) -> None:
