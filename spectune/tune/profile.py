@@ -3,7 +3,7 @@
 All shapes of a batch size take turns round by round in one run of the engine, in a new random order each
 pass, with forced acceptance: drift and cached tokens meet all of them alike. The runs of all batch sizes
 and drafters take turns as well, so that none of them is timed in a better minute than the others; so do
-those of plain decoding alone, without a drafter. An engine that has rested is quicker than one at work.
+those of plain decoding alone, without a drafter. A machine that has rested is quicker than one at work.
 """
 
 from __future__ import annotations
@@ -118,21 +118,18 @@ def profile(
                 hint="spectune profile --run RUN_DIR takes step times from a sweep of it",
             )
         ordered = sorted(cells.items(), key=lambda item: (item[0].batch_size, item[0].context_tokens))
-        plain = [_Plain(cell=cell, requests=requests) for cell, requests in ordered]
-        for one in plain:
-            one.run(session, 0)
-            one.samples.clear()  # that was to warm it
-        visit_s = clock() - begin_s
-        groups = [
-            _warm(session, cell, requests, shapes, method, seed, clock)
-            for cell, requests in ordered
-            for method in dict.fromkeys(shape.method for shape in shapes)
-        ]
-        left_s = budget_s - (clock() - begin_s) - PLAIN_VISITS * visit_s
-        turns = int(left_s / max(math.fsum(group.turn_s for group in groups), 1e-6))
-        turns = min(max(turns, MIN_TURNS), MAX_TURNS)
-        say(f"profiling {len(shapes) + 1} shapes in {len(cells)} cells, {turns} rounds each, in turn")
-        _take_turns(session, [*groups, *plain], turns, say)
+        # on a GPU every other batch size captures its graphs anew, and the clock is steadier
+        is_gpu = backend.fingerprint().device.startswith("cuda")
+        parts = [[item] for item in ordered] if is_gpu else [ordered]
+        left_work = _work(ordered)
+        groups: list[_Group] = []
+        plain: list[_Plain] = []
+        for part in parts:
+            share_s = max(0.0, budget_s - (clock() - begin_s)) * _work(part) / left_work
+            left_work -= _work(part)
+            found = _time_cells(session, part, shapes, share_s, seed, clock, say)
+            groups += found[0]
+            plain += found[1]
     alone = {one.cell: one.samples for one in plain}
     samples = [sample for group in groups for sample in _without_forcing(group.samples, alone[group.cell])]
     samples += [sample for one in plain for sample in one.samples]
@@ -148,6 +145,41 @@ def profile(
         drift=max((one.change for one in plain), key=abs, default=None),
         duration_s=clock() - begin_s,
     )
+
+
+def _work(cells: Sequence[tuple[Cell, Block]]) -> float:
+    """Shares of the time: larger batches take longer, but not in proportion."""
+    return math.fsum(cell.batch_size**0.7 for cell, _ in cells)
+
+
+def _time_cells(
+    session: TimesRounds,
+    cells: Sequence[tuple[Cell, Block]],
+    shapes: Sequence[SpecConfig],
+    share_s: float,
+    seed: int,
+    clock: Clock,
+    say: Callable[[str], None],
+) -> tuple[list[_Group], list[_Plain]]:
+    """All rounds of some cells, in turn."""
+    begin_s = clock()
+    plain = [_Plain(cell=cell, requests=requests) for cell, requests in cells]
+    for one in plain:
+        one.run(session, 0)
+        one.samples.clear()  # that was to warm it
+    visit_s = clock() - begin_s
+    groups = [
+        _warm(session, cell, requests, shapes, method, seed, clock)
+        for cell, requests in cells
+        for method in dict.fromkeys(shape.method for shape in shapes)
+    ]
+    left_s = share_s - (clock() - begin_s) - PLAIN_VISITS * visit_s
+    turns = int(left_s / max(math.fsum(group.turn_s for group in groups), 1e-6))
+    turns = min(max(turns, MIN_TURNS), MAX_TURNS)
+    labels = "; ".join(cell.label for cell, _ in cells)
+    say(f"profiling {len(shapes) + 1} shapes, {turns} rounds each, in turn: {labels}")
+    _take_turns(session, [*groups, *plain], turns, say)
+    return groups, plain
 
 
 class _Visited(Protocol):

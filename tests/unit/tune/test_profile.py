@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -118,6 +119,37 @@ def test_a_machine_that_slows_down_meanwhile_slows_every_batch_size_alike() -> N
     assert slowing.num_calls > 20
     assert min(slower.values()) > 1.1
     assert max(slower.values()) / min(slower.values()) < 1.03
+
+
+@pytest.mark.parametrize(
+    ("device", "num_visits"), [pytest.param("cpu", 4, id="cpu"), pytest.param("cuda:0", 1, id="gpu")]
+)
+def test_batch_sizes_take_turns_except_where_each_change_costs_graphs(device: str, num_visits: int) -> None:
+    """On a CPU a batch size comes up again and again; on a GPU it is timed at one go."""
+    batch_sizes: list[int] = []
+
+    class Watched(SimulatedBackend):
+        def fingerprint(self):
+            return replace(super().fingerprint(), device=device)
+
+        @contextmanager
+        def open(self, launch):
+            with super().open(launch) as session:
+                plain = session.time_rounds
+
+                def time_rounds(point, requests, configs, kept):
+                    batch_sizes.append(point.cell.batch_size)
+                    return plain(point, requests, configs, kept)
+
+                session.time_rounds = time_rounds
+                yield session
+
+    surface = profile(Watched(truth=QUIET), CONFIGS, cells_of(1, 4), budget_s=1e6)
+
+    visits = [size for size, _ in itertools.groupby(batch_sizes)]
+    assert {1, 4} == {point.batch_size for point in surface.points}
+    assert visits.count(1) >= num_visits
+    assert num_visits > 1 or visits == [1, 4]
 
 
 def test_plain_rounds_between_drafting_ones_count_for_plain_decoding() -> None:
