@@ -33,7 +33,7 @@ from spectune.records import (
 class CacheRoom:
     """The cache of engines that never decode at the same time.
 
-    Arms that are compared share it: where memory lies decides some percent of a round, and no arm's may lie
+    Arms that are compared share it: where memory lies may decide some percent of a round, and no arm's may lie
     better than another's.
     """
 
