@@ -317,9 +317,7 @@ def test_a_race_ends_when_no_challenger_can_be_better_by_epsilon(job_of: Any, tu
     assert {one.status for one in last.values()} <= {"incumbent", "settled", "halved"}
 
 
-def test_time_that_is_left_goes_where_it_is_open_whether_to_speculate(
-    job_of: Any, tmp_path: Path
-) -> None:
+def test_time_that_is_left_goes_where_it_is_open_whether_to_speculate(job_of: Any, tmp_path: Path) -> None:
     """At batch 1 speculation wins by far at once, at 8 it is about as fast as plain decoding: the rest of the
     time is spent there, by a clock that advances a second a look."""
     backend = SimulatedBackend(truth=replace(CLOSE_AT_8, noise_sd=0.4))
