@@ -218,7 +218,7 @@ def serve_here(
         asked,
         repeats=num_runs,
         done=done,
-        warms_each_load=engine.fingerprint().device not in ("cpu", "simulated"),
+        warms_each_load=engine.fingerprint().is_gpu,
         max_seconds=max_seconds,
         say=say,
     ):

@@ -57,6 +57,11 @@ class Fingerprint:
     kv_bytes_per_token: int | None = None
     read_bandwidth_bytes_per_s: float | None = None
 
+    @property
+    def is_gpu(self) -> bool:
+        """Whether an engine of this process runs on a GPU, whose name `device` is then."""
+        return self.device not in ("cpu", "simulated")
+
 
 NEAR_TIE = {"float32": 1e-3, "float16": 0.1, "bfloat16": 0.5}
 """Gaps of two logits that rounding may turn over, by number format: a few steps of the format at the size

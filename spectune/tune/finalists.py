@@ -275,9 +275,8 @@ class Race:
 
     def result(self) -> RaceResult:
         """What is known by now."""
-        stages, end, seconds = self.stages, self.end, self.seconds
         failed = tuple((config.label, reason) for config, reason in self._failed.items())
-        last = stages[-1].challengers if stages else ()
+        last = self.stages[-1].challengers if self.stages else ()
         fastest = next((one for one in last if one.status == "incumbent"), None)
         if fastest is None or OFF not in self._arms:
             why = self._failed.get(OFF, "no finalist gave a result")
@@ -286,9 +285,9 @@ class Race:
                 winner=OFF,
                 fastest=OFF,
                 reason=f"plain decoding, because nothing could be compared: {why}",
-                stages=tuple(stages),
+                stages=tuple(self.stages),
                 end="nothing to compare",
-                seconds=seconds,
+                seconds=self.seconds,
                 failed=failed,
             )
         chosen = self._smallest(fastest, last)
@@ -299,9 +298,9 @@ class Race:
             winner=winner,
             fastest=fastest.config,
             reason=reason,
-            stages=tuple(stages),
-            end=end,
-            seconds=seconds,
+            stages=tuple(self.stages),
+            end=self.end,
+            seconds=self.seconds,
             tpot_s=None if rounds is None else rounds.round_tpot_s,
             speedup=speedup,
             failed=failed,

@@ -119,8 +119,7 @@ def profile(
             )
         ordered = sorted(cells.items(), key=lambda item: (item[0].batch_size, item[0].context_tokens))
         # on a GPU every other batch size captures its graphs anew, and the clock is steadier
-        is_gpu = backend.fingerprint().device.startswith("cuda")
-        parts = [[item] for item in ordered] if is_gpu else [ordered]
+        parts = [[item] for item in ordered] if backend.fingerprint().is_gpu else [ordered]
         left_work = _work(ordered)
         groups: list[_Group] = []
         plain: list[_Plain] = []

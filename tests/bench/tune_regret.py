@@ -69,6 +69,9 @@ BUSY_CORES = 0.15
 TUNE_SECONDS = {"profile": 42.0, "finalists": 90.0}
 NGRAM = {"prompt_lookup_max": 5, "prompt_lookup_min": 1}
 MORE = 75
+ABOUT: dict[str, dict[str, Any]] = {
+    name: {} for name in ("fingerprint", "workload", "sampling", "provenance")
+}
 
 
 def main() -> int:
@@ -190,14 +193,19 @@ def exhaustive(arguments: argparse.Namespace) -> int:
 def run_group(bench: Bench, store: RunStore, cell: Cell, group: int) -> tuple[float, float]:
     candidates = [config for config in bench.plan.configs if not config.is_off][group::GROUPS]
     points = [bench.plan.point(config, cell, group) for config in (OFF, *candidates)]
-    for point in points:  # an interrupted or a disturbed group is measured whole again
+    start_over(store, points)
+    start_s = time.perf_counter()
+    busy = bench.run(store, cell, points, bench.blocks(cell, BLOCKS[cell.batch_size]))
+    return time.perf_counter() - start_s, busy
+
+
+def start_over(store: RunStore, points: Sequence[Point]) -> None:
+    """Add points to a run; what an interrupted or a disturbed call left of them is measured again."""
+    for point in points:
         store.block_file(point.point_id).unlink(missing_ok=True)
     known = {row["point_id"]: row for row in store.manifest["points"]}
     known |= {point.point_id: {"point_id": point.point_id, **point.canonical} for point in points}
     store.update_manifest({"points": list(known.values())})
-    start_s = time.perf_counter()
-    busy = bench.run(store, cell, points, bench.blocks(cell, BLOCKS[cell.batch_size]))
-    return time.perf_counter() - start_s, busy
 
 
 class Log:
@@ -251,11 +259,8 @@ def make_evidence(arguments: argparse.Namespace) -> int:
     count = max(size * blocks for size, blocks in BLOCKS.items())
     first = Cell(batch_size=1, context_tokens=0, temperature=0.0)
     requests = [request for block in bench.blocks(first, count) for request in block]
-    about: dict[str, dict[str, Any]] = {
-        name: {} for name in ("fingerprint", "workload", "sampling", "provenance")
-    }
     parts = arguments.output / "parts"
-    trace = bench.backend.record_trace(requests, bench.plan.configs, about, parts_dir=parts)
+    trace = bench.backend.record_trace(requests, bench.plan.configs, ABOUT, parts_dir=parts)
     write_trace(arguments.output / "trace.npz", trace)
     trace_s = time.perf_counter() - start_s
     before = read_cpu_clock()
@@ -322,11 +327,8 @@ def close(arguments: argparse.Namespace) -> int:
         for part in range(CLOSE_PARTS)
     }
     requests = {r.request_id: r for own in blocks.values() for block in own for r in block}
-    about: dict[str, dict[str, Any]] = {
-        name: {} for name in ("fingerprint", "workload", "sampling", "provenance")
-    }
     parts = arguments.output / "close-parts"
-    trace = bench.backend.record_trace(list(requests.values()), bench.plan.configs, about, parts_dir=parts)
+    trace = bench.backend.record_trace(list(requests.values()), bench.plan.configs, ABOUT, parts_dir=parts)
     surfaces = []
     for part in range(CLOSE_PARTS):
         cells = profile_cells(bench.plan, bench.builder)
@@ -335,11 +337,7 @@ def close(arguments: argparse.Namespace) -> int:
         surfaces.append(surface)
         for cell in bench.plan.cells[:: 1 if part % 2 == 0 else -1]:
             points = [bench.plan.point(config, cell, part) for config in (OFF, *asked)]
-            for point in points:  # an interrupted part is measured whole again
-                store.block_file(point.point_id).unlink(missing_ok=True)
-            known = {row["point_id"]: row for row in store.manifest["points"]}
-            known |= {point.point_id: {"point_id": point.point_id, **point.canonical} for point in points}
-            store.update_manifest({"points": list(known.values())})
+            start_over(store, points)
             bench.run(store, cell, points, blocks[cell, part])
     told: dict[tuple[SpecConfig, Cell], list[Forecast]] = {}
     for cell in bench.plan.cells:

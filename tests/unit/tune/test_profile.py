@@ -122,7 +122,7 @@ def test_a_machine_that_slows_down_meanwhile_slows_every_batch_size_alike() -> N
 
 
 @pytest.mark.parametrize(
-    ("device", "num_visits"), [pytest.param("cpu", 4, id="cpu"), pytest.param("cuda:0", 1, id="gpu")]
+    ("device", "num_visits"), [pytest.param("cpu", 4, id="cpu"), pytest.param("NVIDIA H200", 1, id="gpu")]
 )
 def test_batch_sizes_take_turns_except_where_each_change_costs_graphs(device: str, num_visits: int) -> None:
     """On a CPU a batch size comes up again and again; on a GPU it is timed at one go."""
