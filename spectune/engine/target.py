@@ -34,7 +34,7 @@ DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch
 
 
 def resolve_dtype(dtype: str, device: torch.device) -> torch.dtype:
-    """`auto` is bf16 on CUDA and on CPUs with native bf16 products, fp32 elsewhere.
+    """`auto` is bf16 on CUDA and on CPUs with AVX512 (natively or widened) or bf16 products, fp32 elsewhere.
 
     Raises UsageError for a name outside auto, bfloat16, float16, float32.
     """

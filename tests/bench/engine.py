@@ -1,11 +1,13 @@
 """How fast the reference engine decodes on this machine, alone and beside what a user could pick instead.
 
     python tests/bench/engine.py alone
+    python tests/bench/engine.py dtypes
     python tests/bench/engine.py vllm --engine-python /path/to/vllm/bin/python
     python tests/bench/engine.py transformers --engine-python /path/to/python/with/transformers
 
 `alone`: share of the read bandwidth, cost of a round in plain steps, where a round's time goes, and how
-cost grows with batch and context against what the small shapes predict. The others decode the same
+cost grows with batch and context against what the small shapes predict. `dtypes`: passes of the target in
+bf16 against fp32, in turn. The others decode the same
 prompts greedily in turn, A B B A, all arms loaded; ratios are taken prompt by prompt (their time over
 ours), with 95% t intervals over prompts. Nothing else should run meanwhile.
 """
@@ -32,6 +34,7 @@ import torch
 from spectune.backend.reference import ReferenceBackend
 from spectune.backend.vllm import VllmBackend
 from spectune.engine.kv_cache import SlotView
+from spectune.engine.target import Target
 from spectune.records import BlockResult, Cell, Point, Request, RoundRecord, Sampling, Session, SpecConfig
 from spectune.stats import clustered_log_ratio_interval
 from spectune.workload import load_workload
@@ -56,7 +59,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("part", choices=["alone", "growth", "vllm", "transformers"])
+    parser.add_argument("part", choices=["alone", "growth", "dtypes", "vllm", "transformers"])
     parser.add_argument("--engine-python", help="interpreter that has vllm or transformers")
     parser.add_argument("--num-prompts", type=int, default=8)
     parser.add_argument("--max-tokens", type=int, default=64)
@@ -72,6 +75,8 @@ def main() -> None:
         alone(backend, arguments)
     elif arguments.part == "growth":
         growth(backend)
+    elif arguments.part == "dtypes":
+        dtypes(backend)
     elif arguments.engine_python is None:
         parser.error(f"{arguments.part} needs --engine-python")
     elif arguments.part == "vllm":
@@ -223,6 +228,51 @@ def growth(backend: ReferenceBackend) -> None:
             guess = predicted[batch_size, context]
             line += f" against {guess * 1e3:7.2f} ({value / guess:.2f})"
         print(line)
+
+
+# --- dtypes --------------------------------------------------------------------------------------------
+
+
+def dtypes(backend: ReferenceBackend) -> None:
+    """One pass of the target in fp32 over one in bf16; ratios are taken turn by turn, medians over turns."""
+    assert backend.target.path is not None
+    shapes = [(1, 1), (1, 4), (4, 1), (8, 1), (4, 4), (8, 4), (16, 4)]
+    names = ("bfloat16", "float32")
+    passes = {}
+    for name in names:
+        target = Target.load(backend.target.path, dtype=name)
+        passes[name] = {shape: one_pass(target, *shape) for shape in shapes}
+    times: dict[tuple[str, tuple[int, int]], list[float]] = {(n, s): [] for n in names for s in shapes}
+    with torch.inference_mode(), backend.target.own_threads():
+        for turn in range(31):
+            for shape in shapes:
+                for name in names if turn % 2 == 0 else reversed(names):
+                    passes[name][shape]()
+                    begin_s = time.perf_counter()
+                    passes[name][shape]()
+                    times[name, shape].append(time.perf_counter() - begin_s)
+    print(f"\n{'batch':>5} {'tokens':>6} {'bf16 ms':>9}{'fp32 ms':>9}  fp32 over bf16 (95%)")
+    for shape in shapes:
+        short, full = (times[name, shape] for name in names)
+        ratios = sorted(b / a for a, b in zip(short, full, strict=True))
+        middle, half = len(ratios) // 2, round(0.98 * math.sqrt(len(ratios)))
+        low, mid, high = (ratios[middle + step] for step in (-half, 0, half))
+        print(
+            f"{shape[0]:>5} {shape[1]:>6} {statistics.median(short) * 1e3:9.2f}"
+            f"{statistics.median(full) * 1e3:9.2f}  {mid:.2f} ({low:.2f} to {high:.2f})"
+        )
+
+
+def one_pass(target: Target, batch_size: int, num_tokens: int) -> Callable[[], object]:
+    """A pass of `num_tokens` a row, output head included, behind 128 tokens of context."""
+    cache = target.new_cache(batch_size, 192)
+    slots = SlotView(range(batch_size), target.device)
+    text = torch.randint(5, 40_000, (batch_size, 128))
+    target.forward(text, torch.arange(128).expand(batch_size, -1), cache, slots, [0] * batch_size, None)
+    ids = torch.randint(5, 40_000, (batch_size, num_tokens))
+    positions = torch.arange(128, 128 + num_tokens).expand(batch_size, -1)
+    lengths = [128] * batch_size
+    return lambda: target.best(target.forward(ids, positions, cache, slots, lengths, None)[0])
 
 
 # --- beside others -------------------------------------------------------------------------------------

@@ -24,10 +24,11 @@ def can_compile(dtype: torch.dtype) -> bool:
     if dtype not in (torch.float32, torch.bfloat16):
         return False
     try:
-        from spectune.engine.cpu.twin import has_bf16, probe
+        from spectune.engine.cpu.tiles import has_avx512
+        from spectune.engine.cpu.twin import probe
     except ImportError:
         return False
-    return (dtype is torch.float32 or has_bf16()) and probe(dtype)
+    return (dtype is torch.float32 or has_avx512()) and probe(dtype)
 
 
 def target_twin(

@@ -13,7 +13,7 @@ from numba.extending import overload
 from spectune.engine.cpu.addresses import as_floats
 from spectune.engine.cpu.jit import kernel
 from spectune.engine.cpu.scalar import exp, stored_as, value_of
-from spectune.engine.cpu.tiles import MAX_ROWS, tile
+from spectune.engine.cpu.tiles import MAX_ROWS, has_bf16, tile
 
 _BLOCK = 64
 _HALF = 32
@@ -47,7 +47,7 @@ def _dispatch(kind: str, adds: bool):
     return by_rows
 
 
-_KINDS = {types.uint16: "bf16", types.float32: "f32", types.int8: "int8"}
+_KINDS = {types.uint16: "bf16" if has_bf16() else "halves", types.float32: "f32", types.int8: "int8"}
 
 
 @overload(multiply_rows)

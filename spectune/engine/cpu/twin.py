@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from llvmlite import binding
 from numba.core.errors import NumbaError
 from torch import Tensor
 
@@ -21,12 +20,6 @@ from spectune.engine.kv_cache import Cache
 _NO_KIND = np.zeros(1, dtype=np.float32)
 NO_NORM = np.zeros(0, dtype=np.float32)
 _QUERIES = 24  # rows of scores a thread keeps: four full tiles
-
-
-@functools.cache
-def has_bf16() -> bool:
-    """Whether this CPU multiplies pairs of bf16 (AVX512_BF16)."""
-    return bool(binding.get_host_cpu_features().get("avx512bf16", False))
 
 
 @functools.cache

@@ -160,8 +160,9 @@ def _check_isa(facts: MachineFacts) -> Iterator[Finding]:
         yield warning(
             "isa",
             f"instruction sets: {shown}; none multiplies bf16",
-            signature="bf16 is converted in every matrix product: several times slower than fp32 kernels could be",
-            fix="--dtype float32, or a CPU with AVX512_BF16 or AMX",
+            signature="bf16 is converted in every matrix product: several times slower than fp32 kernels could be "
+            "in torch's operators and in vLLM; spectune's own kernels widen it in registers where there is AVX512",
+            fix="--dtype float32 where it is slow, or a CPU with AVX512_BF16 or AMX",
         )
     else:
         yield fine("isa", f"instruction sets: {shown}")

@@ -6,6 +6,7 @@ import math
 from pathlib import Path
 from typing import Any
 
+import numba
 import numpy as np
 import pytest
 import torch
@@ -20,8 +21,8 @@ from spectune.engine.cpu.build import can_compile
 from spectune.engine.cpu.packed import PackedCache, PackedWeight
 from spectune.engine.cpu.scalar import exp, log
 from spectune.engine.cpu.team import Team
-from spectune.engine.cpu.tiles import pack_int8
-from spectune.engine.cpu.twin import NO_NORM, LayerShape, Twin, has_bf16
+from spectune.engine.cpu.tiles import has_avx512, pack, pack_int8, tile
+from spectune.engine.cpu.twin import NO_NORM, LayerShape, Twin
 from spectune.engine.kv_cache import SlotView
 from spectune.engine.sampling import gumbel
 from spectune.engine.scheduler import Engine
@@ -32,7 +33,7 @@ from spectune.errors import UsageError
 from spectune.records import SpecConfig
 from tests.support.toys import CONFIGS, CPU, head_config, head_tensors, request, save_head, tiny_weights
 
-needs_bf16 = pytest.mark.skipif(not has_bf16(), reason="this CPU has no AVX512_BF16")
+needs_bf16 = pytest.mark.skipif(not has_avx512(), reason="this CPU has no AVX512")
 STORAGES = [torch.float32, pytest.param(torch.bfloat16, marks=needs_bf16)]
 
 
@@ -158,6 +159,31 @@ def test_a_token_has_the_same_bits_in_a_tree_a_batch_and_alone(dtype: torch.dtyp
         assert torch.equal(hidden[0, 0], found[0][3, node])
         assert torch.equal(features[0, 0], found[1][3, node])
         assert torch.equal(fast.logits(hidden)[0, 0], fast.logits(found[0])[3, node])
+
+
+@pytest.mark.skipif(not has_avx512(), reason="this CPU has no AVX512")
+@pytest.mark.parametrize("num_rows", [1, 4, 6])
+@pytest.mark.parametrize("inputs", [2, 34, 512, 1102])
+@pytest.mark.parametrize("adds", [False, True])
+def test_pairs_of_bf16_are_multiplied_without_a_product_for_them(
+    num_rows: int, inputs: int, adds: bool
+) -> None:
+    """Widened halves give the sums of fp64, also behind the first 512 inputs and at an odd end."""
+    multiply = tile("halves", num_rows, 4, adds=adds)
+
+    @numba.njit
+    def product(x, x_bytes, weights, steps, out, out_bytes):  # type: ignore[no-untyped-def]
+        multiply(x, x_bytes, weights, steps, out, out_bytes, out, 0)
+
+    rows = torch.randn(num_rows, inputs, generator=torch.Generator().manual_seed(1)).bfloat16()
+    weight = torch.randn(64, inputs, generator=torch.Generator().manual_seed(2)).bfloat16()
+    packed = pack(weight)
+    out = torch.full((num_rows, 64), 3.0)
+
+    product(rows.data_ptr(), 2 * inputs, packed.data_ptr(), inputs // 2, out.data_ptr(), 256)
+
+    exact = rows.double() @ weight.double().T + (3 if adds else 0)
+    assert torch.allclose(out.double(), exact, atol=1e-4, rtol=1e-5)
 
 
 @needs_bf16
