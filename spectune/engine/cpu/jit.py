@@ -2,15 +2,27 @@
 
 The folder of compiled code is named after the sources and numba's version, so an upgrade never runs
 the loops of an older one.
+
+A process only runs what it loaded from there. Code that was compiled in the same process may call other
+copies of the small loops, which add in another order: the last bits of the first run would not be those of
+all later ones, and its texts and acceptance neither. So another process compiles what is missing.
 """
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import functools
 import hashlib
+import importlib
+import os
+import pickle
+import subprocess
+import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numba
 
@@ -33,6 +45,109 @@ def kernel(function: Callable[..., Any]) -> Any:
     before = numba.config.CACHE_DIR
     numba.config.CACHE_DIR = str(_compiled_dir())  # read once, while the decorator runs
     try:
-        return numba.njit(nogil=True, cache=True, fastmath=_FASTMATH, error_model="numpy")(function)
+        made = numba.njit(nogil=True, cache=True, fastmath=_FASTMATH, error_model="numpy")(function)
     finally:
         numba.config.CACHE_DIR = before
+    if _COMPILES not in os.environ:
+        _load_only(made)
+    return made
+
+
+_COMPILES = "SPECTUNE_COMPILES"  # set in the process that compiles for others
+
+
+def _load_only(dispatcher: Any) -> None:
+    """Have another process compile what is not on disk before it is asked for here.
+
+    Where that does not work, it is compiled here after all.
+    """
+    compile_here = dispatcher.compile
+
+    def compile_there(signature: Any) -> Any:
+        with contextlib.suppress(AttributeError, OSError, pickle.PickleError):
+            is_known = tuple(signature) in dispatcher.overloads
+            if not is_known and dispatcher._cache.load_overload(signature, dispatcher.targetctx) is None:
+                function = dispatcher.py_func
+                _compiler.ask(function.__module__, function.__qualname__, tuple(signature))
+        return compile_here(signature)
+
+    dispatcher.compile = compile_there
+
+
+class _Compiler:
+    """The process that compiles for this one; it starts when it is first asked and ends with this one."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._owner = 0  # a fork has the pipes of its parent, and must not use them
+
+    def ask(self, module: str, name: str, signature: tuple[Any, ...]) -> None:
+        """Compile a kernel for argument types; returns when it is on disk, or cannot be.
+
+        Raises OSError where no process can be started or it is gone.
+        """
+        with self._lock:
+            if self._process is None or self._owner != os.getpid():
+                self._start()
+            assert self._process is not None
+            requests, answers = self._process.stdin, self._process.stdout
+            assert requests is not None
+            assert answers is not None
+            try:
+                pickle.dump((module, name, signature), requests)
+                requests.flush()
+                is_answered = bool(answers.readline())
+            except OSError:
+                is_answered = False
+            if not is_answered:
+                self._end()
+
+    def close(self) -> None:
+        """End the process, if this one started it."""
+        with self._lock:
+            if self._owner == os.getpid():
+                self._end()
+
+    def _start(self) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", "-c", f"from {__name__} import serve; serve()"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env={**os.environ, _COMPILES: "1"},
+            start_new_session=True,  # an interrupt is this process's to handle
+        )
+        if not self._owner:
+            atexit.register(self.close)
+        self._owner = os.getpid()
+
+    def _end(self) -> None:
+        process, self._process = self._process, None
+        if process is None:
+            return
+        process.kill()  # what it has written is whole: files are renamed into place
+        for pipe in (process.stdin, process.stdout):
+            with contextlib.suppress(OSError):
+                if pipe is not None:
+                    pipe.close()
+        process.wait()
+
+
+_compiler = _Compiler()
+
+
+def serve(requests: BinaryIO | None = None) -> None:
+    """Compile what is asked for on standard input until it ends; a line for each, when it is done."""
+    requests = requests or sys.stdin.buffer
+    while True:
+        try:
+            module, name, signature = pickle.load(requests)
+        except EOFError:
+            return
+        answer = "done"
+        try:
+            getattr(importlib.import_module(module), name).compile(signature)
+        except Exception as error:  # the process that asked compiles it itself and meets the same error
+            answer = type(error).__name__
+        print(answer, flush=True)

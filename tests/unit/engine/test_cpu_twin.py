@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import math
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +19,7 @@ from spectune.draft.checkpoint import load_head
 from spectune.draft.eagle3 import Eagle3Drafter
 from spectune.engine import tree as trees_module
 from spectune.engine import verify as verify_module
-from spectune.engine.cpu import trees
+from spectune.engine.cpu import jit, trees
 from spectune.engine.cpu.build import can_compile
 from spectune.engine.cpu.packed import PackedCache, PackedWeight
 from spectune.engine.cpu.scalar import exp, log
@@ -442,3 +445,57 @@ def test_ancestors_of_a_chain_are_all_before() -> None:
     parents = torch.tensor([[0, 0, 1, 2]])
 
     assert torch.equal(torch.ones(4, 4).tril().bool(), trees.ancestors(parents)[0])
+
+
+A_PASS = """
+import hashlib
+import torch
+from spectune.engine.kv_cache import SlotView
+from spectune.engine.target import Target
+from tests.support.toys import tiny_weights
+
+config, weights = tiny_weights(seed=3, hidden_size=576, intermediate_size=640)
+target = Target(config, weights, device=torch.device("cpu"), dtype=torch.float32)
+assert target.twin is not None
+cache, slots = target.new_cache(1, 64), SlotView([0], torch.device("cpu"))
+ids, positions = torch.arange(3, 43).unsqueeze(0), torch.arange(40).unsqueeze(0)
+hidden, features = target.forward(ids, positions, cache, slots, [0], None)
+print(hashlib.sha256(hidden.numpy().tobytes() + features.numpy().tobytes()).hexdigest())
+"""
+
+
+def test_the_run_that_compiles_gives_the_bits_of_all_later_ones(tmp_path: Path) -> None:
+    """A pass of a process that finds no compiled code equals that of one that loads it."""
+    root = Path(__file__).resolve().parents[3]
+    places = {"SPECTUNE_CACHE": str(tmp_path), "PYTHONPATH": str(root)}
+
+    first, second = (
+        subprocess.run(
+            [sys.executable, "-c", A_PASS],
+            env={**os.environ, **places},
+            check=True,
+            capture_output=True,
+            text=True,
+        ).stdout
+        for _ in range(2)
+    )
+
+    assert len(first.strip()) == 64
+    assert first == second
+
+
+def test_kernels_compile_here_where_no_other_process_can(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A compiler process that ends at once costs nothing but the bits of this run."""
+    monkeypatch.setattr(jit, "_compiled_dir", lambda: tmp_path)
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    monkeypatch.setattr(jit, "_compiler", jit._Compiler())
+
+    double = jit.kernel(twice)
+
+    assert double(np.float32(1.5)) == 3.0
+
+
+def twice(x: float) -> float:
+    return 2 * x
