@@ -7,9 +7,9 @@
 
 `alone`: share of the read bandwidth, cost of a round in plain steps, where a round's time goes, and how
 cost grows with batch and context against what the small shapes predict. `dtypes`: passes of the target in
-bf16 against fp32, in turn. The others decode the same
-prompts greedily in turn, A B B A, all arms loaded; ratios are taken prompt by prompt (their time over
-ours), with 95% t intervals over prompts. Nothing else should run meanwhile.
+fp32 over those in bf16, in turn, with 95% t intervals over turns. The others decode the same prompts
+greedily in turn, A B B A, all arms loaded; ratios are taken prompt by prompt (their time over ours), with
+95% t intervals over prompts. Nothing else should run meanwhile.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from spectune.backend.vllm import VllmBackend
 from spectune.engine.kv_cache import SlotView
 from spectune.engine.target import Target
 from spectune.records import BlockResult, Cell, Point, Request, RoundRecord, Sampling, Session, SpecConfig
-from spectune.stats import clustered_log_ratio_interval
+from spectune.stats import clustered_log_ratio_interval, ratio_interval
 from spectune.workload import load_workload
 
 HEAD = "smollm2-135m-eagle3"
@@ -234,7 +234,7 @@ def growth(backend: ReferenceBackend) -> None:
 
 
 def dtypes(backend: ReferenceBackend) -> None:
-    """One pass of the target in fp32 over one in bf16; ratios are taken turn by turn, medians over turns."""
+    """One pass of the target in fp32 over one in bf16: ratios of neighbouring passes, t interval over turns."""
     assert backend.target.path is not None
     shapes = [(1, 1), (1, 4), (4, 1), (8, 1), (4, 4), (8, 4), (16, 4)]
     names = ("bfloat16", "float32")
@@ -254,12 +254,10 @@ def dtypes(backend: ReferenceBackend) -> None:
     print(f"\n{'batch':>5} {'tokens':>6} {'bf16 ms':>9}{'fp32 ms':>9}  fp32 over bf16 (95%)")
     for shape in shapes:
         short, full = (times[name, shape] for name in names)
-        ratios = sorted(b / a for a, b in zip(short, full, strict=True))
-        middle, half = len(ratios) // 2, round(0.98 * math.sqrt(len(ratios)))
-        low, mid, high = (ratios[middle + step] for step in (-half, 0, half))
+        ratio = ratio_interval([math.log(b / a) for a, b in zip(short, full, strict=True)])
         print(
             f"{shape[0]:>5} {shape[1]:>6} {statistics.median(short) * 1e3:9.2f}"
-            f"{statistics.median(full) * 1e3:9.2f}  {mid:.2f} ({low:.2f} to {high:.2f})"
+            f"{statistics.median(full) * 1e3:9.2f}  {ratio.value:.2f} ({ratio.low:.2f} to {ratio.high:.2f})"
         )
 
 

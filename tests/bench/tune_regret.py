@@ -58,7 +58,7 @@ from spectune.workload import load_workload
 
 HEAD = "smollm2-135m-eagle3"
 OFF = SpecConfig.off()
-BLOCKS = {1: 16, 2: 11, 4: 7, 8: 5}
+BLOCKS = {1: 18, 2: 12, 4: 8, 8: 6}
 FRESH_BLOCKS = {1: 24, 2: 16, 4: 10, 8: 8}
 FRESH_PARTS = 4
 CLOSE_BLOCKS = {1: 4, 2: 3, 4: 2, 8: 1}

@@ -57,21 +57,21 @@ _COMPILES = "SPECTUNE_COMPILES"  # set in the process that compiles for others
 
 
 def _load_only(dispatcher: Any) -> None:
-    """Have another process compile what is not on disk before it is asked for here.
+    """Have another process compile what is not on disk when it is looked for there.
 
-    Where that does not work, it is compiled here after all.
+    Where that does not work, numba finds nothing and compiles here after all.
     """
-    compile_here = dispatcher.compile
+    function, load = dispatcher.py_func, dispatcher._cache.load_overload
 
-    def compile_there(signature: Any) -> Any:
-        with contextlib.suppress(AttributeError, OSError, pickle.PickleError):
-            is_known = tuple(signature) in dispatcher.overloads
-            if not is_known and dispatcher._cache.load_overload(signature, dispatcher.targetctx) is None:
-                function = dispatcher.py_func
+    def load_or_ask(signature: Any, context: Any) -> Any:
+        found = load(signature, context)
+        if found is None:
+            with contextlib.suppress(OSError):
                 _compiler.ask(function.__module__, function.__qualname__, tuple(signature))
-        return compile_here(signature)
+            found = load(signature, context)
+        return found
 
-    dispatcher.compile = compile_there
+    dispatcher._cache.load_overload = load_or_ask
 
 
 class _Compiler:
@@ -85,8 +85,9 @@ class _Compiler:
     def ask(self, module: str, name: str, signature: tuple[Any, ...]) -> None:
         """Compile a kernel for argument types; returns when it is on disk, or cannot be.
 
-        Raises OSError where no process can be started or it is gone.
+        Raises OSError where no process can be started.
         """
+        request = pickle.dumps((module, name, signature))
         with self._lock:
             if self._process is None or self._owner != os.getpid():
                 self._start()
@@ -95,7 +96,7 @@ class _Compiler:
             assert requests is not None
             assert answers is not None
             try:
-                pickle.dump((module, name, signature), requests)
+                requests.write(request)
                 requests.flush()
                 is_answered = bool(answers.readline())
             except OSError:
