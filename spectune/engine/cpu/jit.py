@@ -78,6 +78,7 @@ class _Compiler:
     """The process that compiles for this one; it starts when it is first asked and ends with this one."""
 
     def __init__(self) -> None:
+        self.say: Callable[[str], None] = lambda text: None
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._owner = 0  # a fork has the pipes of its parent, and must not use them
@@ -120,6 +121,7 @@ class _Compiler:
             start_new_session=True,  # an interrupt is this process's to handle
         )
         if not self._owner:
+            self.say("compiling the passes of the engine for this CPU, once for all runs: some minutes")
             atexit.register(self.close)
         self._owner = os.getpid()
 
@@ -136,6 +138,11 @@ class _Compiler:
 
 
 _compiler = _Compiler()
+
+
+def tell_compiling(say: Callable[[str], None]) -> None:
+    """Call `say` with a sentence when the first kernel turns out not to be on disk."""
+    _compiler.say = say
 
 
 def serve(requests: BinaryIO | None = None) -> None:

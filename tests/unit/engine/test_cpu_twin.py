@@ -484,6 +484,24 @@ def test_the_run_that_compiles_gives_the_bits_of_all_later_ones(tmp_path: Path) 
     assert first == second
 
 
+def test_that_kernels_are_compiled_is_told_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two kernels that are not on disk are one sentence; what is on disk is none."""
+    told: list[str] = []
+    monkeypatch.setattr(jit, "_compiled_dir", lambda: tmp_path)
+    monkeypatch.setattr(jit, "_compiler", jit._Compiler())
+    jit.tell_compiling(told.append)
+
+    try:
+        assert jit.kernel(twice)(np.float32(1.5)) == 3.0
+        assert jit.kernel(thrice)(np.float32(1.5)) == 4.5
+        assert len(told) == 1
+        jit.tell_compiling(told.append)
+        assert jit.kernel(twice)(np.float32(2.5)) == 5.0
+        assert len(told) == 1
+    finally:
+        jit._compiler.close()
+
+
 def test_kernels_compile_here_where_no_other_process_can(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -499,3 +517,7 @@ def test_kernels_compile_here_where_no_other_process_can(
 
 def twice(x: float) -> float:
     return 2 * x
+
+
+def thrice(x: float) -> float:
+    return 3 * x
