@@ -187,11 +187,14 @@ def _reached_load(data: ArmData) -> float | None:
     return sum(told) / len(told) if told else None
 
 
-def pool_rounds(data: ArmData) -> Rounds | None:
-    """Mean full-batch decode round of an arm; None where the batch was never full."""
+def pool_rounds(data: ArmData, *, is_steady: bool = False) -> Rounds | None:
+    """Mean full-batch decode round of an arm; None where the batch was never full.
+
+    `is_steady`: the interquartile mean, for arms whose rounds all have one size (`throughput.round_tpot`).
+    """
     if not data.rounds:
         return _served_rounds(data)
-    totals = throughput.round_tpot(data.rounds, data.cell.batch_size)
+    totals = throughput.round_tpot(data.rounds, data.cell.batch_size, is_steady=is_steady)
     if totals is None:
         return None
     return Rounds(

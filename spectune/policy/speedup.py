@@ -63,7 +63,11 @@ def paired_log_ratios(slow: ArmData, fast: ArmData) -> list[tuple[str, float]]:
 
 def round_log_ratios(slow: ArmData, fast: ArmData) -> list[float]:
     """log(round time of `slow` / of `fast`) of every common block, whatever the rounds emitted; for engines
-    that tell their rounds."""
+    that tell their rounds, and arms whose rounds all have one size.
+
+    The time of a block is the interquartile mean of its full rounds: rounds that others on the machine
+    stretched would otherwise decide between arms that are 2% apart.
+    """
     return [
         math.log(slow_s / fast_s)
         for key in sorted(slow.blocks.keys() & fast.blocks.keys())
@@ -73,7 +77,7 @@ def round_log_ratios(slow: ArmData, fast: ArmData) -> list[float]:
 
 
 def _round_s(block: BlockResult, batch_size: int) -> float | None:
-    totals = throughput.round_tpot(block.rounds, batch_size)
+    totals = throughput.round_tpot(block.rounds, batch_size, is_steady=True)
     return None if totals is None else totals.total_s
 
 

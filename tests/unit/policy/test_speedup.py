@@ -69,6 +69,21 @@ def test_round_ratios_do_not_ask_what_rounds_emit(make):
     assert ratios == [pytest.approx(-0.6931471805599453)] * 2
 
 
+def test_round_ratios_are_not_moved_by_rounds_that_others_stretched(make):
+    """One of four rounds that takes fifty times as long leaves the ratio of the others: one half."""
+    off = make.arm_data(make.off, {(0, 0): make.block(tpot_s=2.0, name="p0-0")})
+    calm = make.block(tpot_s=4.0, name="p0-0")
+    usual = next(turn for turn in calm.rounds if turn.kind == "decode")
+    stretched = type(usual)(**{**_fields(usual), "verify_s": 200.0})
+    rounds = (usual, usual, usual, stretched)
+    block = BlockResult(requests=calm.requests, rounds=rounds, duration_s=1.0)
+    arm = make.arm_data(make.chain(3), {(0, 0): block})
+
+    ratios = round_log_ratios(off, arm)
+
+    assert ratios == [pytest.approx(-0.6931471805599453)]
+
+
 def _fields(record):
     return {name: getattr(record, name) for name in record.__dataclass_fields__}
 
