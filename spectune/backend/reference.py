@@ -23,9 +23,11 @@ from spectune.draft.checkpoint import load_head
 from spectune.draft.eagle3 import Eagle3Drafter
 from spectune.draft.ngram import NgramDrafter
 from spectune.engine.bandwidth import read_bandwidth_bytes_per_s
+from spectune.engine.cpu.jit import tell_compiling
 from spectune.engine.drafter import Drafter
 from spectune.engine.resolve import resolve_model
 from spectune.engine.scheduler import CacheRoom, Engine
+from spectune.engine.stolen import StolenTime
 from spectune.engine.target import Target
 from spectune.engine.target_config import read_json
 from spectune.engine.tokenizer import Tokenizer
@@ -93,6 +95,7 @@ class ReferenceBackend:
             self._dtype = "float32"
         self._prefill_chunk, self._chat_template = prefill_chunk, chat_template
         self._say = progress
+        self._stolen = StolenTime()
 
     def capabilities(self) -> Capabilities:
         methods = [Method.OFF.value, Method.NGRAM.value]
@@ -189,6 +192,7 @@ class ReferenceBackend:
 
     @functools.cached_property
     def target(self) -> Target:
+        tell_compiling(self._say)
         return Target.load(
             self.model_path,
             device=self._device,
@@ -261,6 +265,7 @@ class ReferenceBackend:
             drafter=drafter,
             batch_size=batch_size,
             prefill_chunk=self._prefill_chunk,
+            stolen=self._stolen,
             cache_room=cache_room,
         )
 

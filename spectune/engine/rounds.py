@@ -131,7 +131,7 @@ class Rounds:
             raise InfeasibleConfig(
                 f"{config.label} verifies {config.num_draft_tokens} tokens, room was made for {engine.room}"
             )
-        start_s = engine.clock()
+        stolen_s, start_s = engine.stolen(), engine.clock()
         self.running.sort(key=lambda row: row.slot)
         rows = list(self.running)
         batch = self._batch(rows)
@@ -165,6 +165,7 @@ class Rounds:
                 # whatever the clock saw outside the parts: lists, cuts, records
                 other_s=turn.other_s + (engine.clock() - start_s - _parts(turn)),
                 num_emitted=emitted,
+                stolen_s=engine.stolen() - stolen_s,
             )
         )
 

@@ -17,6 +17,7 @@ from spectune.engine.kv_cache import Cache
 from spectune.engine.memory import peak_memory_bytes, reset_peak_memory
 from spectune.engine.rounds import Rounds
 from spectune.engine.running import RowView
+from spectune.engine.stolen import nothing_stolen
 from spectune.engine.target import Target
 from spectune.engine.tokenizer import Tokenizer
 from spectune.engine.verify import ForcedAcceptance
@@ -53,12 +54,13 @@ class Engine:
         batch_size: int = 1,
         prefill_chunk: int = 512,
         clock: Callable[[], float] = time.perf_counter,
+        stolen: Callable[[], float] = nothing_stolen,
         eos_ids: Sequence[int] | None = None,
         cache_room: CacheRoom | None = None,
     ) -> None:
         self.target, self.tokenizer, self.drafter = target, tokenizer, drafter
         self.batch_size, self.prefill_chunk = batch_size, prefill_chunk
-        self.clock = clock
+        self.clock, self.stolen = clock, stolen
         ids = eos_ids if eos_ids is not None else (tokenizer.eos_ids if tokenizer else ())
         self.eos_ids = frozenset(ids)
         self._cache_room = cache_room or CacheRoom()

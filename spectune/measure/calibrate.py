@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from statistics import fmean
 
+from spectune.metrics.throughput import mean_times
 from spectune.records import RoundRecord, RoundTimes
 
 NUM_COLD_ROUNDS = 2
@@ -20,9 +20,4 @@ def round_times(rounds: Sequence[RoundRecord], batch_size: int) -> RoundTimes | 
     warm = full[NUM_COLD_ROUNDS:]
     if not warm:
         return None
-    return RoundTimes(
-        draft_s=fmean(turn.draft_s for turn in warm),
-        verify_s=fmean(turn.verify_s for turn in warm),
-        other_s=fmean(turn.other_s for turn in warm),
-        num_rounds=len(warm),
-    )
+    return mean_times(warm)

@@ -10,12 +10,14 @@ from dataclasses import dataclass
 from spectune.measure.divergence import Divergence
 from spectune.metrics.acceptance import acceptance_length, pooled_steps
 from spectune.metrics.latency import is_success
-from spectune.metrics.throughput import request_totals
+from spectune.metrics.throughput import mean_times, request_totals
 from spectune.records import BlockResult, Point, Prompt, RoundRecord
 
 DRIFT_LIMIT = 0.10
 MIN_FULL_ROUNDS = 30
 INEFFECTIVE_LENGTH = 1.05
+CUT_LIMIT = 0.10
+"""Share of full rounds that the hypervisor may cut into before it is worth a word."""
 MIN_THIRD = 4
 """Requests of a third from which on a change of their steps says something."""
 
@@ -29,6 +31,7 @@ class Doubt(enum.StrEnum):
     PROMPTS_REUSED = "prompts reused"
     FIRST_TURN_ONLY = "first turn only"
     BUSY_MACHINE = "machine busy with other work"
+    CUT_ROUNDS = "rounds cut into by the hypervisor"
     SERVER = "what the server says does not fit"
     EOS_NOT_IGNORED = "answers ended although they were to go on"
     CALIBRATED_ON_MEASURED = "calibrated on measured prompts"
@@ -49,6 +52,7 @@ def point_cautions(
         *_load_notes(blocks),
         _load_drift(blocks) if is_load else _drift(point, blocks),
         None if is_load else _few_rounds(point, blocks),
+        None if is_load else _cut_rounds(point, blocks),
         _some_failed(blocks),
         _ineffective(point, blocks),
         _eos_not_ignored(point, blocks),
@@ -144,6 +148,21 @@ def _few_rounds(point: Point, blocks: Mapping[int, BlockResult]) -> Caution | No
     )
 
 
+def _cut_rounds(point: Point, blocks: Mapping[int, BlockResult]) -> Caution | None:
+    full = [turn for block in blocks.values() for turn in _full_rounds(point, block)]
+    num_cut = sum(turn.stolen_s > 0 for turn in full)
+    if num_cut <= CUT_LIMIT * len(full):
+        return None
+    if num_cut == len(full):
+        left = "none is left to tell how long a round takes, so times and speedups are the machine's, not the engine's"
+    else:
+        left = f"times are those of the other {len(full) - num_cut}"
+    return Caution(
+        doubt=Doubt.CUT_ROUNDS,
+        text=f"the hypervisor took CPU for others during {num_cut} of {len(full)} full rounds: {left}",
+    )
+
+
 def _some_failed(blocks: Mapping[int, BlockResult]) -> Caution | None:
     requests = [request for block in blocks.values() for request in block.requests]
     failed = sum(not is_success(request) for request in requests)
@@ -193,4 +212,4 @@ def _full_rounds(point: Point, block: BlockResult) -> list[RoundRecord]:
 
 def _mean_round_s(point: Point, block: BlockResult) -> float | None:
     full = _full_rounds(point, block)
-    return math.fsum(turn.total_s for turn in full) / len(full) if full else None
+    return mean_times(full).total_s if full else None

@@ -79,6 +79,6 @@ def contention_caution(busy_cores: float | None, *, threads: int, cores: int, wh
         return None
     return Caution(
         doubt=Doubt.BUSY_MACHINE,
-        text=f"other processes keep {busy_cores:.1f} of {cores} cores busy {when}, and decoding uses "
+        text=f"other processes and virtual machines keep {busy_cores:.1f} of {cores} cores busy {when}, and decoding uses "
         f"{threads} thread{'' if threads == 1 else 's'}: times are longer and less steady than on a quiet machine, up to tens of times",
     )

@@ -194,9 +194,9 @@ def switch_cost(decode: Sequence[RoundRecord]) -> tuple[int, float | None]:
         after = [
             other.total_s
             for other in decode[index + 1 : index + 1 + SETTLED_ROUNDS]
-            if (other.config, other.batch_size) == (turn.config, turn.batch_size)
+            if (other.config, other.batch_size) == (turn.config, turn.batch_size) and other.stolen_s <= 0
         ]
-        if after:
+        if after and turn.stolen_s <= 0:  # what the hypervisor took is no cost of switching
             excess.append(max(0.0, turn.total_s - statistics.median(after)))
     # those without rounds to compare with cost what the others did
     return num_switches, sum(excess) / len(excess) * num_switches if excess else None

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from spectune.errors import UsageError
 from spectune.metrics.latency import is_success
-from spectune.records import RequestRecord, RoundRecord
+from spectune.records import RequestRecord, RoundRecord, RoundTimes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +51,7 @@ def round_tpot(
     Seconds come from full rounds alone, so arms are compared at the load that was asked for. Tokens
     come from all decode rounds: the first sequences to finish are the fast ones, and a window that
     ends with them would count too many tokens a round (a server refills their slots with new work).
+    Rounds that the hypervisor cut into give no seconds (`mean_times`).
     None where no round was full or none emitted a token.
 
     Args:
@@ -63,18 +64,50 @@ def round_tpot(
     emitted = sum(r.num_emitted for r in decode)
     if not full or emitted == 0:
         return None
-    if is_steady:
-        full = _middle_half(full)
+    times = mean_times(_middle_half(uncut(full)) if is_steady else full)
     sequences = sum(r.batch_size for r in decode)
     return RoundTotals(
-        num_rounds=len(full),
+        num_rounds=times.num_rounds,
         sequences=sequences,
         num_emitted=emitted,
-        draft_s=math.fsum(r.draft_s for r in full) / len(full),
-        verify_s=math.fsum(r.verify_s for r in full) / len(full),
-        other_s=math.fsum(r.other_s for r in full) / len(full),
+        draft_s=times.draft_s,
+        verify_s=times.verify_s,
+        other_s=times.other_s,
         tokens_per_sequence=emitted / sequences,
     )
+
+
+def mean_times(rounds: Sequence[RoundRecord]) -> RoundTimes:
+    """Mean seconds of at least one round, as if the hypervisor had cut into none.
+
+    Rounds that it cut into are left out, unless it cut into all. A longer round is cut into more often, so
+    each of the others stands for exp(rate of cuts x its seconds) of its length.
+    """
+    rate, whole = _cut_rate(rounds), uncut(rounds)
+    weights = [math.exp(rate * r.total_s) for r in whole]
+    total = math.fsum(weights)
+    return RoundTimes(
+        draft_s=math.fsum(w * r.draft_s for w, r in zip(weights, whole, strict=True)) / total,
+        verify_s=math.fsum(w * r.verify_s for w, r in zip(weights, whole, strict=True)) / total,
+        other_s=math.fsum(w * r.other_s for w, r in zip(weights, whole, strict=True)) / total,
+        num_rounds=len(whole),
+    )
+
+
+def uncut(rounds: Sequence[RoundRecord]) -> list[RoundRecord]:
+    """Those that the hypervisor did not cut into; all of them where it cut into every one."""
+    return [r for r in rounds if r.stolen_s <= 0] or list(rounds)
+
+
+def _cut_rate(rounds: Sequence[RoundRecord]) -> float:
+    """Cuts per second of undisturbed decoding: rounds with a cut over what was seen without one, half a
+    round for each that was cut; 0 where no round is left to tell."""
+    uncut_s = [r.total_s for r in rounds if r.stolen_s <= 0]
+    num_cut = len(rounds) - len(uncut_s)
+    if not uncut_s or not num_cut:
+        return 0.0
+    seen_s = math.fsum(uncut_s)
+    return num_cut / (seen_s + 0.5 * num_cut * seen_s / len(uncut_s)) if seen_s > 0 else 0.0
 
 
 def steady_duration(rounds: Sequence[RoundRecord], batch_size: int, duration_s: float) -> float:
@@ -85,7 +118,7 @@ def steady_duration(rounds: Sequence[RoundRecord], batch_size: int, duration_s: 
     full = [r for r in rounds if r.kind == "decode" and r.batch_size >= batch_size]
     if not full:
         return duration_s
-    middle = _middle_half(full)
+    middle = _middle_half(uncut(full))
     typical_s = math.fsum(r.total_s for r in middle) / len(middle)
     return duration_s - math.fsum(r.total_s for r in full) + typical_s * len(full)
 

@@ -19,6 +19,10 @@ DRIFT = re.compile(
     r"(?P<what>rounds|steps) of the last third are (?P<percent>\d+)% (?P<how>slower|faster) than those of the first "
     r"third: the (?P<who>machine|server) was not steady"
 )
+CUT_ROUNDS = re.compile(
+    r"the hypervisor took CPU for others during (?P<cut>\d+) of (?P<full>\d+) full rounds: times are those of the "
+    r"other \d+"
+)
 NEAR_TIE = re.compile(
     r"(?P<differing>\d+) of (?P<shared>\d+) outputs differ from plain decoding, the earliest at token "
     r"(?P<token>\d+), where the two best tokens are (?P<gap>\S+) apart: a near tie \(limit (?P<limit>\S+)\)"
@@ -55,9 +59,11 @@ def run_cautions(
 
 
 def _of_arms(cells: Sequence[CellComparison], places: Mapping[Cell, str]) -> list[str]:
-    """One sentence a doubt and cell, with all the arms that share it; one for drift in all cells."""
+    """One sentence a doubt and cell, with all the arms that share it; one in all cells for drift, and one for rounds that
+    were cut into."""
     found = []
     drifts: dict[str, list[str]] = {}
+    cuts: list[str] = []
     for cell in cells:
         sharing: dict[str, list[str]] = {}
         near_ties: list[re.Match[str]] = []
@@ -70,11 +76,17 @@ def _of_arms(cells: Sequence[CellComparison], places: Mapping[Cell, str]) -> lis
                     what = drift["what"].removesuffix("s")
                     head = f"the {drift['who']} was not steady, time of a {what} in the last third against the first"
                     drifts.setdefault(head, []).append(f"{arm.config.label} at {places[cell.cell]} {change}")
+                elif cut := CUT_ROUNDS.fullmatch(text):
+                    cuts.append(f"{arm.config.label} at {places[cell.cell]} {cut['cut']} of {cut['full']}")
                 else:
                     sharing.setdefault(text, []).append(arm.config.label)
         if near_ties:
             found.append(f"at {places[cell.cell]}, {_near_ties(near_ties)}")
         found += [f"{', '.join(labels)} at {places[cell.cell]}: {text}" for text, labels in sharing.items()]
+    if cuts:
+        found.append(
+            f"the hypervisor took CPU for others during rounds, which therefore are not timed: {', '.join(cuts)}"
+        )
     return found + [f"{head}: {', '.join(arms)}" for head, arms in drifts.items()]
 
 

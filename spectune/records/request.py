@@ -127,6 +127,7 @@ class RoundRecord:
     verify_s: float
     other_s: float
     num_emitted: int = 0
+    stolen_s: float = 0.0  # CPU seconds that the hypervisor gave to others meanwhile, in ticks of 10 ms
 
     @property
     def total_s(self) -> float:

@@ -37,6 +37,7 @@ ROUND_COLUMNS = (
     "verify_s",
     "other_s",
     "num_emitted",
+    "stolen_s",
 )
 REQUEST_FIELDS = (
     "request_id",

@@ -31,7 +31,7 @@ from spectune.records import (
 )
 from spectune.stats import median
 from spectune.store.surface import TimeSurface
-from spectune.tune.surface import Sample, draft_family, fit_lines, held_out, points_of
+from spectune.tune.surface import Sample, draft_family, fit_lines, held_out, points_of, without_spikes
 
 LOOKUPS = frozenset({Method.NGRAM.value, Method.SUFFIX.value})
 MOST_SHAPES = 26
@@ -212,7 +212,7 @@ class _Plain:
     def change(self) -> float:
         """Relative change of a round from the first visit to the last."""
         visit = PLAIN_ROUNDS - COLD_ROUNDS
-        parts = self.samples[:visit], self.samples[-visit:]
+        parts = without_spikes(self.samples[:visit]), without_spikes(self.samples[-visit:])
         first, last = (median([sample.total_s for sample in part]) or math.inf for part in parts)
         return last / first - 1
 
@@ -335,6 +335,7 @@ def _sample(cell: Cell, config: SpecConfig, turn: RoundRecord, number: int) -> S
         verify_s=turn.verify_s,
         other_s=turn.other_s,
         turn=number,
+        stolen_s=turn.stolen_s,
     )
 
 

@@ -49,6 +49,7 @@ class Sample:
     verify_s: float
     other_s: float
     turn: int
+    stolen_s: float = 0.0
 
     @property
     def total_s(self) -> float:
@@ -63,9 +64,11 @@ def bucket_of(rows: int) -> int:
 
 
 def without_spikes(samples: Sequence[Sample]) -> list[Sample]:
-    """Rounds that took no more than SPIKE times the median of their shape."""
+    """Rounds that the hypervisor did not cut into, where a shape has any, and of these those that took no
+    more than SPIKE times the median of their shape."""
     kept = []
-    for own in _by_shape(samples).values():
+    for all_rounds in _by_shape(samples).values():
+        own = [sample for sample in all_rounds if sample.stolen_s <= 0] or all_rounds
         limit = SPIKE * (median([sample.total_s for sample in own]) or 0.0)
         kept += [sample for sample in own if sample.total_s <= limit]
     return kept

@@ -42,7 +42,7 @@ from spectune.provenance import collect
 from spectune.records import Cell, Launch, Point, Sampling, SpecConfig, Status
 from spectune.stats import median, percentile
 from spectune.store import RunStore, dump_strict
-from spectune.store.surface import read_surface, write_surface
+from spectune.store.surface import TimeSurface, read_surface, write_surface
 from spectune.store.trace_file import read_trace, write_trace
 from spectune.tune.evidence import profile_cells
 from spectune.tune.job import run_tuning, start_tuning
@@ -50,7 +50,7 @@ from spectune.tune.manifest import build_manifest
 from spectune.tune.objective import Objective
 from spectune.tune.plan import SweepPlan, plan_sweep
 from spectune.tune.predict import Forecast, forecast
-from spectune.tune.profile import lattice, profile
+from spectune.tune.profile import has_fixed_width, lattice, profile, repeatability
 from spectune.tune.search import Knob, search
 from spectune.tune.space import build_space
 from spectune.tune.tuning import TuneJob
@@ -58,14 +58,14 @@ from spectune.workload import load_workload
 
 HEAD = "smollm2-135m-eagle3"
 OFF = SpecConfig.off()
-BLOCKS = {1: 18, 2: 12, 4: 8, 8: 6}
+BLOCKS = {1: 10, 2: 7, 4: 4, 8: 3}
 FRESH_BLOCKS = {1: 24, 2: 16, 4: 10, 8: 8}
 FRESH_PARTS = 4
 CLOSE_BLOCKS = {1: 4, 2: 3, 4: 2, 8: 1}
 CLOSE_PARTS = 4
 GROUPS = 4
 MAX_TOKENS = 32
-BUSY_CORES = 0.15
+BUSY_CORES = 0.5  # what a hypervisor takes counts as well, and rounds that it cuts into are set aside
 TUNE_SECONDS = {"profile": 42.0, "finalists": 90.0}
 NGRAM = {"prompt_lookup_max": 5, "prompt_lookup_min": 1}
 MORE = 75
@@ -273,14 +273,11 @@ def make_evidence(arguments: argparse.Namespace) -> int:
         say=print,
     )
     busy = cores_of_others(before, read_cpu_clock())
-    earlier = arguments.output / "time-surface.json"
-    if earlier.exists():
-        from spectune.tune.profile import repeatability
-
-        changes = repeatability(read_surface(earlier), surface)
-        print(f"against the earlier surface: {changes[0]:.1%} (median), {changes[1]:.1%} (95th)")
-        earlier.rename(arguments.output / "time-surface-before.json")
-    write_surface(earlier, surface)
+    earlier = surface_files(arguments.output)
+    if earlier:
+        changes = repeatability(read_surface(earlier[-1]), surface)
+        print(f"against the surface before: {changes[0]:.1%} (median), {changes[1]:.1%} (95th)")
+    write_surface(arguments.output / f"time-surface-{len(earlier) + 1}.json", surface)
     told = surface.held_out
     print(f"trace of {trace.num_requests} requests, {trace.num_positions} positions in {trace_s:.0f} s")
     print(
@@ -291,11 +288,14 @@ def make_evidence(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def predictions(bench: Bench) -> dict[tuple[SpecConfig, Cell], Forecast]:
+def surface_files(output: Path) -> list[Path]:
+    return sorted(output.glob("time-surface-*.json"))
+
+
+def predictions(bench: Bench, surface: TimeSurface) -> dict[tuple[SpecConfig, Cell], Forecast]:
     """Forecasts of the requests that each batch size decoded."""
-    surface = read_surface(bench.output / "time-surface.json")
     trace = read_trace(bench.output / "trace.npz")
-    found = {}
+    found: dict[tuple[SpecConfig, Cell], Forecast] = {}
     for cell in bench.plan.cells:
         asked = {r.request_id for block in bench.blocks(cell, BLOCKS[cell.batch_size]) for r in block}
         told = forecast(surface, {(0, 0.0): trace}, bench.plan.configs, [cell], requests=asked)
@@ -304,13 +304,25 @@ def predictions(bench: Bench) -> dict[tuple[SpecConfig, Cell], Forecast]:
 
 
 def errors(arguments: argparse.Namespace) -> int:
-    """Predicted against measured time per token of every point."""
+    """Predicted against measured time per token of every point, by each surface and by their mean."""
     bench = Bench(arguments.output)
     store = open_store(bench, "exhaustive")
-    rows = error_rows(bench, store, predictions(bench))
+    told = {path.stem: predictions(bench, read_surface(path)) for path in surface_files(arguments.output)}
+    told["mean"] = {
+        key: mean_forecast([found[key] for found in told.values()]) for key in next(iter(told.values()))
+    }
+    rows = {}
+    for name, found in told.items():
+        rows[name] = error_rows(bench, store, found)
+        print(name)
+        tell_errors(rows[name])
     (arguments.output / "errors.json").write_text(dump_strict(rows, indent=1) + "\n")
-    tell_errors(rows)
-    print(f"the same plain decoding in two groups of a batch size differs by {floor_text(bench, store)}")
+    print(cuts_text(bench, store))
+    for is_steady in (False, True):
+        print(
+            f"the same plain decoding in two groups of a batch size differs by "
+            f"{floor_text(bench, store, is_steady=is_steady)}, {'steady' if is_steady else 'all'} rounds"
+        )
     return 0
 
 
@@ -361,7 +373,7 @@ def close(arguments: argparse.Namespace) -> int:
 def mean_forecast(rows: Sequence[Forecast]) -> Forecast:
     """A forecast with the mean times of several of one configuration and cell, whose acceptance is equal."""
     first = rows[0]
-    parts = {
+    parts: dict[str, Any] = {
         name: math.fsum(getattr(row.times, name) for row in rows) / len(rows)
         for name in ("draft_s", "verify_s", "other_s")
     }
@@ -378,7 +390,8 @@ def error_rows(
         found, plain = speedups(store, cell), told.get((OFF, cell))
         for config, arm in arms_of(store, cell).items():
             rounds, row = pool_rounds(arm), told.get((config, cell))
-            if rounds is None or row is None:
+            steady = pool_rounds(arm, is_steady=has_fixed_width(config))
+            if rounds is None or steady is None or row is None:
                 print(f"no prediction: {config.label} at batch {cell.batch_size}")
                 continue
             rows.append(
@@ -387,7 +400,9 @@ def error_rows(
                     "config": config.label,
                     "predicted_tpot_s": row.tpot_s.value,
                     "measured_tpot_s": rounds.round_tpot_s,
+                    "steady_tpot_s": steady.round_tpot_s,
                     "error": row.tpot_s.value / rounds.round_tpot_s - 1,
+                    "steady_error": row.tpot_s.value / steady.round_tpot_s - 1,
                     "tokens_per_step_error": row.tokens_per_step / rounds.tokens_per_sequence - 1,
                     "round_error": row.times.total_s / rounds.total_s - 1,
                     "speedup_error": None
@@ -408,20 +423,39 @@ def tell_errors(rows: Sequence[dict[str, Any]]) -> None:
         print(f"  batch {row['batch']} {row['config']}: {row['error']:+.1%}, round {row['round_error']:+.1%}")
 
 
-def floor_text(bench: Bench, store: RunStore) -> str:
+def floor_text(bench: Bench, store: RunStore, *, is_steady: bool = False) -> str:
     """What no prediction can fall below: plain decoding of one group told by that of another."""
     changes = []
     for cell in bench.plan.cells:
         plain = arms_of(store, cell)[OFF]
         groups = [plain.only(key for key in plain.blocks if key[0] == group) for group in range(GROUPS)]
-        times = [rounds.round_tpot_s for own in groups if (rounds := pool_rounds(own)) is not None]
+        pooled = [pool_rounds(own, is_steady=is_steady) for own in groups]
+        times = [rounds.round_tpot_s for rounds in pooled if rounds is not None]
         changes += [abs(b / a - 1) for a in times for b in times if a is not b]
     return f"{median(changes) or 0:.1%} (median), {percentile(changes, 95) or 0:.1%} (95th)"
 
 
+def cuts_text(bench: Bench, store: RunStore) -> str:
+    """Rounds that the hypervisor cut into beside the others of their arm."""
+    cut, whole = [], []
+    for cell in bench.plan.cells:
+        for arm in arms_of(store, cell).values():
+            full = [r for r in arm.rounds if r.kind == "decode" and r.batch_size >= cell.batch_size]
+            usual_s = median([r.total_s for r in full if r.stolen_s <= 0])
+            if usual_s is not None:
+                cut += [r.total_s / usual_s for r in full if r.stolen_s > 0]
+                whole += [r.total_s / usual_s for r in full if r.stolen_s <= 0]
+    return (
+        f"the hypervisor cut into {len(cut) / max(1, len(cut) + len(whole)):.1%} of the full rounds; over the "
+        f"median of their arm's others they took {math.fsum(cut) / max(1, len(cut)):.2f} (mean), "
+        f"{percentile(cut, 95) or 0:.2f} (95th), the others {math.fsum(whole) / max(1, len(whole)):.2f} and "
+        f"{percentile(whole, 95) or 0:.2f}"
+    )
+
+
 def error_text(rows: Sequence[dict[str, Any]]) -> str:
     parts = []
-    for name in ("error", "round_error", "tokens_per_step_error", "speedup_error"):
+    for name in ("error", "steady_error", "round_error", "tokens_per_step_error", "speedup_error"):
         values = [row[name] for row in rows if row[name] is not None]
         sizes = [abs(value) for value in values]
         mean = math.fsum(values) / max(1, len(values))

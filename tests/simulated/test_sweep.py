@@ -306,9 +306,9 @@ def test_sweep_on_a_busy_machine_says_so_at_once_and_in_the_run(plan_of, recorde
     run_sweep(plan, backend, store, progress, watch=lambda: 1.0, read_clock=lambda: next(readings))
 
     early, late = progress.notes
-    assert early.startswith("other processes keep 1.0 of")
+    assert early.startswith("other processes and virtual machines keep 1.0 of")
     assert "busy before measuring" in early
-    assert late.startswith("other processes keep 0.5 of")
+    assert late.startswith("other processes and virtual machines keep 0.5 of")
     assert RunStore.open(store.path).manifest["cautions"][-2:] == [early, late]
 
 

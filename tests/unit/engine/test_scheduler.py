@@ -165,6 +165,18 @@ def test_closed_loop_request_arrives_when_a_slot_is_free() -> None:
         assert later.arrival_s > earlier.finish_s
 
 
+def test_what_the_hypervisor_took_is_told_by_the_round_that_it_cut_into() -> None:
+    """A counter that rises by 30 ms within the second decode round, and by 50 ms between rounds."""
+    target, _ = cyclic_pair()
+    counter = iter([0.0, 0.0, 0.0, 0.03, 0.08, 0.08])
+
+    engine = Engine(target, eos_ids=[], stolen=lambda: next(counter))
+    block = engine.generate([request("r", [1], max_tokens=4)])
+
+    decoded = [turn for turn in block.rounds if turn.kind == "decode"]
+    assert [turn.stolen_s for turn in decoded] == [0.0, 0.03, 0.0]
+
+
 def test_engine_used_again_gives_the_same_result(tmp_path: Path) -> None:
     """Caches that have been used leave no trace in later texts, shorter or longer ones."""
     target = tiny_target()

@@ -105,4 +105,6 @@ def test_contention_caution_names_cores_and_threads():
     caution = contention_caution(1.26, threads=2, cores=2, when="while measuring")
 
     assert caution is not None
-    assert caution.text.startswith("other processes keep 1.3 of 2 cores busy while measuring")
+    assert caution.text.startswith(
+        "other processes and virtual machines keep 1.3 of 2 cores busy while measuring"
+    )

@@ -10,7 +10,7 @@ from spectune.measure.calibrate import round_times
 from spectune.measure.cautions import Doubt, point_cautions, workload_cautions
 from spectune.measure.divergence import find_divergence
 from spectune.measure.judge import judge_point
-from spectune.policy.cautions import DRIFT
+from spectune.policy.cautions import CUT_ROUNDS, DRIFT
 from spectune.records import (
     BlockResult,
     Cell,
@@ -214,6 +214,41 @@ def test_cautions_first_third_slower_than_the_last_is_drift_too():
 
     assert caution.doubt is Doubt.DRIFT
     assert "17% faster" in caution.text
+
+
+def test_cautions_rounds_that_the_hypervisor_cut_into_are_counted():
+    """A fifth of 60 rounds was ten times as long, part of it stolen: that is named, and is no drift."""
+    blocks = {}
+    for i in range(6):
+        rounds = [turn()] * 8 + [replace(turn(total_s=0.3), stolen_s=0.01 * i + 0.01)] * 2
+        blocks[i] = block([request(f"r{i}")], rounds)
+
+    (caution,) = point_cautions(point(), blocks)
+
+    assert caution.doubt is Doubt.CUT_ROUNDS
+    assert caution.text == (
+        "the hypervisor took CPU for others during 12 of 60 full rounds: times are those of the other 48"
+    )
+    assert CUT_ROUNDS.fullmatch(caution.text)  # what the report gathers over arms
+
+
+def test_cautions_a_round_in_ten_that_was_cut_into_is_no_doubt():
+    """Six of 60 are set aside in silence."""
+    blocks = {
+        i: block([request(f"r{i}")], [turn()] * 9 + [replace(turn(total_s=0.3), stolen_s=0.01)])
+        for i in range(6)
+    }
+
+    assert doubts(point(), blocks) == []
+
+
+def test_cautions_times_of_an_arm_without_a_whole_round_are_the_machines():
+    """All 60 rounds were cut into: no time is the engine's."""
+    blocks = {i: block([request(f"r{i}")], [replace(turn(), stolen_s=0.01)] * 10) for i in range(6)}
+
+    (caution,) = point_cautions(point(), blocks)
+
+    assert "during 60 of 60 full rounds: none is left" in caution.text
 
 
 def test_cautions_few_full_rounds_are_counted():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -137,6 +138,14 @@ def test_switch_cost_is_the_first_round_beyond_the_next_ones() -> None:
 def test_switch_without_rounds_after_it_costs_what_the_others_did() -> None:
     """Two switches, one of them the last round of all: 3 s for the first, so 6 s for both."""
     rounds = [turn("off", 1), turn("k", 5), turn("k", 2), turn("k", 2), turn("off", 1), turn("k", 9)]
+
+    assert switch_cost(rounds) == (2, 6.0)
+
+
+def test_what_the_hypervisor_took_is_no_switch_cost() -> None:
+    """A first round of 9 s that was cut into tells nothing; nor does a later one, beside two of 2 s."""
+    cut = replace(turn("k", 9), stolen_s=5.0)
+    rounds = [turn("off", 1), cut, turn("k", 2), turn("off", 1), turn("k", 5), cut, cut, turn("k", 2)]
 
     assert switch_cost(rounds) == (2, 6.0)
 

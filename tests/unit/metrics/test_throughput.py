@@ -18,7 +18,9 @@ from spectune.metrics.throughput import (
 from spectune.records import RequestRecord, RoundRecord, StepRecord
 
 
-def decode_round(batch: int, emitted: int, *, kind: str = "decode", scale: float = 1.0) -> RoundRecord:
+def decode_round(
+    batch: int, emitted: int, *, kind: str = "decode", scale: float = 1.0, stolen_s: float = 0.0
+) -> RoundRecord:
     """A round of 10 ms times `scale`: 2 ms draft, 7 ms verify, 1 ms rest."""
     return RoundRecord(
         kind=kind,
@@ -30,6 +32,7 @@ def decode_round(batch: int, emitted: int, *, kind: str = "decode", scale: float
         verify_s=0.007 * scale,
         other_s=0.001 * scale,
         num_emitted=emitted,
+        stolen_s=stolen_s,
     )
 
 
@@ -74,6 +77,38 @@ def test_round_tpot_takes_seconds_of_full_rounds_and_tokens_of_all() -> None:
     assert totals.duration_s == pytest.approx(0.030)
     assert totals.tokens_per_sequence == pytest.approx(1.6)
     assert totals.round_tpot_s == pytest.approx(0.009375)
+
+
+def test_rounds_that_the_hypervisor_cut_into_give_tokens_and_no_seconds() -> None:
+    """Two rounds of 10 ms and one of 90 ms, of which 80 were stolen: 10 ms a round, 2 tokens a round."""
+    rounds = [decode_round(1, 1), decode_round(1, 2), decode_round(1, 3, scale=9, stolen_s=0.08)]
+
+    totals = round_tpot(rounds, 1)
+
+    assert totals is not None
+    assert (totals.total_s, totals.tokens_per_sequence) == (pytest.approx(0.01), 2.0)
+
+
+def test_rounds_that_were_all_cut_into_are_all_that_is_known() -> None:
+    """Rounds of 20 and 40 ms, both stolen from: 30 ms."""
+    rounds = [decode_round(1, 1, scale=2, stolen_s=0.01), decode_round(1, 1, scale=4, stolen_s=0.01)]
+
+    totals = round_tpot(rounds, 1)
+
+    assert totals is not None
+    assert totals.total_s == pytest.approx(0.03)
+
+
+def test_long_rounds_weigh_what_they_would_if_none_were_cut() -> None:
+    """Of a thousand rounds of 10 ms and a thousand of 30 ms, cut at random 20 times a second, 819 and 549
+    stay whole; the mean is still 20 ms, not the 18 ms of those that stayed."""
+    short = [decode_round(1, 1)] * 819 + [decode_round(1, 1, scale=2, stolen_s=0.01)] * 181
+    long = [decode_round(1, 1, scale=3)] * 549 + [decode_round(1, 1, scale=4, stolen_s=0.01)] * 451
+
+    totals = round_tpot([*short, *long], 1)
+
+    assert totals is not None
+    assert totals.total_s == pytest.approx(0.020, rel=0.01)
 
 
 def test_steady_seconds_are_those_of_the_middle_half_of_the_rounds() -> None:

@@ -64,6 +64,23 @@ def test_drift_of_all_arms_is_one_sentence() -> None:
     )
 
 
+def test_rounds_that_the_hypervisor_cut_into_are_one_sentence() -> None:
+    """Arms are named with their counts; one without a whole round keeps its own sentence."""
+    took = "the hypervisor took CPU for others during"
+
+    found = cautions_of(
+        arm(1, f"{took} 12 of 60 full rounds: times are those of the other 48"),
+        arm(2, f"{took} 60 of 60 full rounds: none is left to tell"),
+        arm(3, f"{took} 20 of 50 full rounds: times are those of the other 30"),
+    )
+
+    assert found == (
+        f"eagle3 K=2 at batch 1: {took} 60 of 60 full rounds: none is left to tell",
+        f"{took} rounds, which therefore are not timed: eagle3 K=1 at batch 1 12 of 60, eagle3 K=3 at batch 1 "
+        "20 of 50",
+    )
+
+
 def test_arms_that_decode_other_lengths_are_named() -> None:
     """914 tokens on the mean where plain decoding wrote 338: other stretches of text; 350 for 338 is not."""
 

@@ -154,6 +154,14 @@ def test_a_disturbed_round_is_left_out() -> None:
     assert pytest.approx(sample(chain(1)).total_s) == points_of(samples)[0].total_s
 
 
+def test_a_round_that_the_hypervisor_cut_into_is_left_out() -> None:
+    """One that took 1.3 times as long, part of it stolen, does not speak where others do."""
+    samples = [sample(chain(1), 0), replace(sample(chain(1), 1, factor=1.3), stolen_s=0.01)]
+
+    assert points_of(samples)[0].total_s == pytest.approx(sample(chain(1)).total_s)
+    assert len(without_spikes(samples[1:])) == 1
+
+
 def test_held_out_error_is_that_of_shapes_the_others_tell() -> None:
     """Exact rounds are told exactly; a shape that is 10% slower than its neighbours shows as such."""
     exact = lattice(OFF, *(chain(k) for k in (1, 2, 3, 4)))
