@@ -128,7 +128,11 @@ def run_tuning(
 def _finalists(
     job: TuneJob, backend: Backend, forecasts: Forecasts, traces: Mapping[tuple[int, float], Trace]
 ) -> tuple[dict[Cell, tuple[SpecConfig, ...]], tuple[tuple[str, str], ...]]:
-    """The predicted best of each cell within the limits, and what the limits exclude."""
+    """The predicted best of each cell within the limits, and what the limits exclude.
+
+    Where no prediction comes near plain decoding, one finalist checks the model; the time of the others is
+    worth more where it is open what to run.
+    """
     chosen: dict[Cell, tuple[SpecConfig, ...]] = {}
     excluded: list[tuple[str, str]] = []
     fingerprint = backend.fingerprint()
@@ -145,18 +149,17 @@ def _finalists(
                 excluded.append((f"{row.config.label} @ {cell.label}", reason))
         allowed.sort(key=lambda row: (-score(row, job.objective), row.config.size))
         drafting = [row for row in allowed if not row.config.is_off]
-        chosen[cell] = tuple(row.config for row in drafting if _may_win(row, drafting[0]))[
-            : job.num_finalists
-        ]
+        hopeful = [row for row in drafting if _may_win(row, drafting[0])] or drafting[:1]
+        chosen[cell] = tuple(row.config for row in hopeful)[: job.num_finalists]
     return chosen, tuple(excluded)
 
 
 def _may_win(row: Forecast, best: Forecast) -> bool:
-    """Whether the intervals of a configuration and of the predicted best of its cell meet."""
+    """Whether the interval of a configuration reaches that of the predicted best of its cell, and plain decoding."""
     if row.speedup is None or best.speedup is None:
         return True
     high, low = row.speedup.high, best.speedup.low
-    return high is None or low is None or high >= low
+    return high is None or low is None or high >= max(low, 1.0)
 
 
 def _races(

@@ -289,7 +289,15 @@ def make_evidence(arguments: argparse.Namespace) -> int:
 
 
 def surface_files(output: Path) -> list[Path]:
+    """What `profile` left, in the order in which it was made."""
     return sorted(output.glob("time-surface-*.json"))
+
+
+def tuned_surfaces(output: Path) -> list[Path]:
+    """What each tuning timed for itself."""
+    return sorted(
+        output.glob("tune-*/time-surface.json"), key=lambda path: int(path.parent.name.split("-")[1])
+    )
 
 
 def predictions(bench: Bench, surface: TimeSurface) -> dict[tuple[SpecConfig, Cell], Forecast]:
@@ -307,7 +315,8 @@ def errors(arguments: argparse.Namespace) -> int:
     """Predicted against measured time per token of every point, by each surface and by their mean."""
     bench = Bench(arguments.output)
     store = open_store(bench, "exhaustive")
-    told = {path.stem: predictions(bench, read_surface(path)) for path in surface_files(arguments.output)}
+    files = [*surface_files(arguments.output), *tuned_surfaces(arguments.output)]
+    told = {str(path.relative_to(arguments.output)): predictions(bench, read_surface(path)) for path in files}
     told["mean"] = {
         key: mean_forecast([found[key] for found in told.values()]) for key in next(iter(told.values()))
     }

@@ -155,6 +155,7 @@ def test_when_everything_is_slower_the_verdict_is_not_to_speculate(
     tuning = tune(job_of(backend), backend)
 
     assert [OFF] == [race.winner for race in tuning.races]
+    assert [len(finalists) for finalists in tuning.finalists.values()] == [1]  # checks the prediction
     assert summarize(RunStore.open(tmp_path / "run")).outcome == "do not speculate"
 
 
