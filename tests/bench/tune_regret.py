@@ -58,14 +58,14 @@ from spectune.workload import load_workload
 
 HEAD = "smollm2-135m-eagle3"
 OFF = SpecConfig.off()
-BLOCKS = {1: 10, 2: 7, 4: 4, 8: 3}
+BLOCKS = {1: 18, 2: 12, 4: 8, 8: 6}
 FRESH_BLOCKS = {1: 24, 2: 16, 4: 10, 8: 8}
 FRESH_PARTS = 4
 CLOSE_BLOCKS = {1: 4, 2: 3, 4: 2, 8: 1}
 CLOSE_PARTS = 4
 GROUPS = 4
 MAX_TOKENS = 32
-BUSY_CORES = 0.5  # what a hypervisor takes counts as well, and rounds that it cuts into are set aside
+BUSY_CORES = 0.15  # what a hypervisor takes counts as well
 TUNE_SECONDS = {"profile": 42.0, "finalists": 90.0}
 NGRAM = {"prompt_lookup_max": 5, "prompt_lookup_min": 1}
 MORE = 75
@@ -290,7 +290,7 @@ def make_evidence(arguments: argparse.Namespace) -> int:
 
 def surface_files(output: Path) -> list[Path]:
     """What `profile` left, in the order in which it was made."""
-    return sorted(output.glob("time-surface-*.json"))
+    return sorted(output.glob("time-surface*.json"))
 
 
 def tuned_surfaces(output: Path) -> list[Path]:
@@ -326,7 +326,8 @@ def errors(arguments: argparse.Namespace) -> int:
         print(name)
         tell_errors(rows[name])
     (arguments.output / "errors.json").write_text(dump_strict(rows, indent=1) + "\n")
-    print(cuts_text(bench, store))
+    if text := cuts_text(bench, store):
+        print(text)
     for is_steady in (False, True):
         print(
             f"the same plain decoding in two groups of a batch size differs by "
@@ -445,7 +446,8 @@ def floor_text(bench: Bench, store: RunStore, *, is_steady: bool = False) -> str
 
 
 def cuts_text(bench: Bench, store: RunStore) -> str:
-    """Rounds that the hypervisor cut into beside the others of their arm."""
+    """Rounds that the hypervisor cut into beside the others of their arm; empty where none was, or none of the
+    runs told."""
     cut, whole = [], []
     for cell in bench.plan.cells:
         for arm in arms_of(store, cell).values():
@@ -454,6 +456,8 @@ def cuts_text(bench: Bench, store: RunStore) -> str:
             if usual_s is not None:
                 cut += [r.total_s / usual_s for r in full if r.stolen_s > 0]
                 whole += [r.total_s / usual_s for r in full if r.stolen_s <= 0]
+    if not cut:
+        return ""
     return (
         f"the hypervisor cut into {len(cut) / max(1, len(cut) + len(whole)):.1%} of the full rounds; over the "
         f"median of their arm's others they took {math.fsum(cut) / max(1, len(cut)):.2f} (mean), "
