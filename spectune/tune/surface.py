@@ -233,6 +233,10 @@ def _verify_line(batch_size: int, samples: Sequence[Sample]) -> Line:
         features[row, len(widths) + numbers.index(buckets[sample.width])] = sample.kv_tokens - middle
     found = _least_squares(features, samples, "verify_s")
     slopes = {number: float(found[len(widths) + i]) for i, number in enumerate(numbers)}
+    # weights are read whatever is cached; and texts that only grew a little tell drift as a slope
+    most = 1.0 if max(kv) >= 2 * min(kv) else 0.5
+    for i, width in enumerate(widths):
+        slopes[buckets[width]] = min(slopes[buckets[width]], most * max(0.0, float(found[i])) / middle)
     return Line(
         part="verify",
         family="target",

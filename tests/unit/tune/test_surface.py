@@ -162,6 +162,19 @@ def test_a_round_that_the_hypervisor_cut_into_is_left_out() -> None:
     assert len(without_spikes(samples[1:])) == 1
 
 
+def test_rounds_that_slowed_down_while_texts_grew_leave_times_of_short_texts_positive() -> None:
+    """10 ms at 100 cached tokens and 20 ms at 150, by drift: at 60 tokens a straight line would say 2 ms and at
+    50 none; no more than half of a round is put down to the cache."""
+    rounds = [
+        replace(sample(chain(1), turn, kv_tokens=tokens), verify_s=seconds)
+        for turn, (tokens, seconds) in enumerate([(100.0, 0.010), (150.0, 0.020)] * 3)
+    ]
+
+    told = Costs(fit_lines(rounds)).round_times(chain(1), 1, 60.0, 1.0)
+
+    assert 0.0075 * 0.9 < told.verify_s < 0.015
+
+
 def test_held_out_error_is_that_of_shapes_the_others_tell() -> None:
     """Exact rounds are told exactly; a shape that is 10% slower than its neighbours shows as such."""
     exact = lattice(OFF, *(chain(k) for k in (1, 2, 3, 4)))
