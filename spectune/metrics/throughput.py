@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from spectune.errors import UsageError
 from spectune.metrics.latency import is_success
 from spectune.records import RequestRecord, RoundRecord, RoundTimes
+from spectune.stats import percentile
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,10 +82,12 @@ def mean_times(rounds: Sequence[RoundRecord]) -> RoundTimes:
     """Mean seconds of at least one round, as if the hypervisor had cut into none.
 
     Rounds that it cut into are left out, unless it cut into all. A longer round is cut into more often, so
-    each of the others stands for exp(rate of cuts x its seconds) of its length.
+    each of the others stands for exp(rate of cuts x its seconds) of its length. Beyond the 90th percentile
+    of the seconds this is no more: a cut that the counter showed a round late leaves a long round unmarked.
     """
     rate, whole = _cut_rate(rounds), uncut(rounds)
-    weights = [math.exp(rate * r.total_s) for r in whole]
+    usual_s = percentile([r.total_s for r in whole], 90) or 0.0
+    weights = [math.exp(rate * min(r.total_s, usual_s)) for r in whole]
     total = math.fsum(weights)
     return RoundTimes(
         draft_s=math.fsum(w * r.draft_s for w, r in zip(weights, whole, strict=True)) / total,
@@ -101,13 +104,13 @@ def uncut(rounds: Sequence[RoundRecord]) -> list[RoundRecord]:
 
 def _cut_rate(rounds: Sequence[RoundRecord]) -> float:
     """Cuts per second of undisturbed decoding: rounds with a cut over what was seen without one, half a
-    round for each that was cut; 0 where no round is left to tell."""
+    round for each that was cut; at most one a round, 0 where no round is left to tell."""
     uncut_s = [r.total_s for r in rounds if r.stolen_s <= 0]
-    num_cut = len(rounds) - len(uncut_s)
-    if not uncut_s or not num_cut:
+    num_cut, seen_s = len(rounds) - len(uncut_s), math.fsum(uncut_s)
+    if not num_cut or seen_s <= 0:
         return 0.0
-    seen_s = math.fsum(uncut_s)
-    return num_cut / (seen_s + 0.5 * num_cut * seen_s / len(uncut_s)) if seen_s > 0 else 0.0
+    mean_s = seen_s / len(uncut_s)
+    return min(num_cut / (seen_s + 0.5 * num_cut * mean_s), 1 / mean_s)
 
 
 def steady_duration(rounds: Sequence[RoundRecord], batch_size: int, duration_s: float) -> float:

@@ -59,8 +59,8 @@ def run_cautions(
 
 
 def _of_arms(cells: Sequence[CellComparison], places: Mapping[Cell, str]) -> list[str]:
-    """One sentence a doubt and cell, with all the arms that share it; one in all cells for drift, and one for rounds that
-    were cut into."""
+    """One sentence a doubt and cell, with all the arms that share it; one in all cells for drift, and one for
+    rounds that were cut into."""
     found = []
     drifts: dict[str, list[str]] = {}
     cuts: list[str] = []

@@ -111,6 +111,18 @@ def test_long_rounds_weigh_what_they_would_if_none_were_cut() -> None:
     assert totals.total_s == pytest.approx(0.020, rel=0.01)
 
 
+def test_a_long_round_that_was_not_marked_weighs_no_more_than_the_others() -> None:
+    """30 whole rounds of 10 ms, one of 300 ms whose cut was counted a round late, 69 cut ones: the plain mean
+    of the 31, 19.4 ms."""
+    rounds = [decode_round(1, 1)] * 30 + [decode_round(1, 1, scale=30)]
+    rounds += [decode_round(1, 1, scale=5, stolen_s=0.01)] * 69
+
+    totals = round_tpot(rounds, 1)
+
+    assert totals is not None
+    assert totals.total_s == pytest.approx(0.6 / 31)
+
+
 def test_steady_seconds_are_those_of_the_middle_half_of_the_rounds() -> None:
     """Eight rounds of 10 ms, one stretched to 100 ms and one cut to 1 ms: 10 ms a round, all their tokens."""
     rounds = [decode_round(1, 2, scale=scale) for scale in (1, 10, 1, 1, 0.1, 1, 1, 1)]
